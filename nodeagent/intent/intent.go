@@ -1,0 +1,215 @@
+// Package intent decides, from labels and annotations alone, whether a pod should
+// be captured, how, and if not, why not. It is the only place that decides: the
+// CNI ADD, the informers and the status report all ask here, so they cannot
+// disagree.
+//
+// It is pure: the same pod, namespace and policy always give the same [Decision].
+//
+// # Failures it survives
+//
+//   - Labels that ask for capture on a pod that cannot be captured (host network,
+//     an injected sidecar, an excluded namespace, a pod that is over): the hard
+//     exclusions come first, whatever the labels say.
+//   - An annotation that does not parse: it is ignored with a warning that names it;
+//     what it would have changed stays at the node's default.
+//   - An interface name that would break out of a rule's text: names are validated,
+//     and one bad name discards that name alone.
+package intent
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Labels and annotations read from pods and namespaces; the values are fixed by
+// ambient meshes in use today.
+const (
+	LabelMode         = "istio.io/dataplane-mode"
+	ModeAmbient       = "ambient"
+	ModeNone          = "none"
+	AnnotationSidecar = "sidecar.istio.io/status"
+	AnnotationIngress = "ambient.istio.io/bypass-inbound-capture"
+	AnnotationDNS     = "ambient.istio.io/dns-capture"
+	AnnotationVirtual = "istio.io/reroute-virtual-interfaces"
+
+	// AnnotationConfigHash is the identity that the runtime knows a static pod by.
+	AnnotationConfigHash = "kubernetes.io/config.hash"
+)
+
+// A Pod is what a decision needs to know of a pod.
+type Pod struct {
+	Namespace, Name, UID string
+	ServiceAccount       string
+	Labels, Annotations  map[string]string
+	HostNetwork          bool
+	Phase                string
+	IPs                  []netip.Addr
+}
+
+// Is reports whether uid, as the runtime gives it, is this pod's. A static pod is
+// known to the runtime by its manifest's hash; a pod whose object carries no UID
+// takes the UID of its ADD.
+func (p Pod) Is(uid string) bool {
+	return p.UID == "" || p.UID == uid || (uid != "" && p.Annotations[AnnotationConfigHash] == uid)
+}
+
+// A Namespace is what a decision needs to know of a Kubernetes namespace.
+type Namespace struct {
+	Name                string
+	Labels, Annotations map[string]string
+}
+
+// A Selector is one enablement selector: a pod is in if both match.
+type Selector struct {
+	Pod, Namespace labels.Selector
+}
+
+// A Policy is the part of a decision that is the same for all pods of a node.
+type Policy struct {
+	ExcludeNamespaces []string
+	Selectors         []Selector
+	CaptureDNS        bool
+}
+
+// A Reason says in one word why a pod should or should not be captured.
+type Reason string
+
+// The reasons for a decision.
+const (
+	Selected          Reason = "Selected"
+	NotLabelled       Reason = "NotLabelled"
+	OptedOut          Reason = "OptedOut"
+	HostNetwork       Reason = "HostNetwork"
+	Sidecar           Reason = "Sidecar"
+	NamespaceExcluded Reason = "NamespaceExcluded"
+	Terminated        Reason = "Terminated"
+)
+
+// A Decision says whether a pod should be captured, and how.
+type Decision struct {
+	Capture bool
+	Reason  Reason
+	Message string
+	Redirect
+	Warnings []string // annotations that were ignored, and why
+}
+
+// Redirect is how a pod that should be captured is redirected.
+type Redirect struct {
+	CaptureDNS        bool
+	Ingress           bool // inbound traffic is left alone
+	VirtualInterfaces []string
+}
+
+// DefaultSelectors returns the selectors of ambient meshes: the pod's own label,
+// or its namespace's unless the pod opts out.
+func DefaultSelectors() []Selector {
+	ambient := labels.SelectorFromSet(labels.Set{LabelMode: ModeAmbient})
+	notNone, err := labels.Parse(LabelMode + " notin (" + ModeNone + ")")
+	if err != nil {
+		panic(err) // constants
+	}
+	return []Selector{
+		{Pod: ambient, Namespace: labels.Everything()},
+		{Pod: notNone, Namespace: ambient},
+	}
+}
+
+// Decide decides about one pod.
+func (p Policy) Decide(pod Pod, ns Namespace) Decision {
+	if reason, message := p.excluded(pod); reason != "" {
+		return Decision{Reason: reason, Message: message}
+	}
+	for i, s := range p.Selectors {
+		if s.Pod.Matches(labels.Set(pod.Labels)) && s.Namespace.Matches(labels.Set(ns.Labels)) {
+			d := Decision{Capture: true, Reason: Selected, Message: fmt.Sprintf("enablement selector %d matches", i+1)}
+			d.Redirect, d.Warnings = p.redirect(pod.Annotations)
+			return d
+		}
+	}
+	if pod.Labels[LabelMode] == ModeNone {
+		return Decision{Reason: OptedOut, Message: "the pod's label " + LabelMode + " is " + ModeNone}
+	}
+	return Decision{Reason: NotLabelled, Message: "no enablement selector matches the pod and its namespace"}
+}
+
+// excluded applies the hard exclusions.
+func (p Policy) excluded(pod Pod) (Reason, string) {
+	if pod.HostNetwork {
+		return HostNetwork, "the pod uses the node's own network"
+	}
+	if _, ok := pod.Annotations[AnnotationSidecar]; ok {
+		return Sidecar, "a sidecar is injected (annotation " + AnnotationSidecar + ")"
+	}
+	for _, name := range p.ExcludeNamespaces {
+		if pod.Namespace == name {
+			return NamespaceExcluded, "namespace " + name + " is in excludeNamespaces"
+		}
+	}
+	if pod.Phase == "Succeeded" || pod.Phase == "Failed" {
+		return Terminated, "the pod's phase is " + pod.Phase
+	}
+	return "", ""
+}
+
+// redirect reads the annotations that change the rules.
+func (p Policy) redirect(annotations map[string]string) (Redirect, []string) {
+	r := Redirect{CaptureDNS: p.CaptureDNS}
+	var warnings []string
+	for _, a := range []struct {
+		name string
+		into *bool
+	}{{AnnotationDNS, &r.CaptureDNS}, {AnnotationIngress, &r.Ingress}} {
+		text, ok := annotations[a.name]
+		if !ok {
+			continue
+		}
+		value, err := strconv.ParseBool(text)
+		if err != nil {
+			warnings = append(warnings, fmt.Sprintf("annotation %s: %q is neither true nor false; ignored", a.name, text))
+			continue
+		}
+		*a.into = value
+	}
+	var bad []string
+	r.VirtualInterfaces, bad = interfaceNames(annotations[AnnotationVirtual])
+	return r, append(warnings, bad...)
+}
+
+// maxInterfaceName is IFNAMSIZ without its final zero (linux/if.h).
+const maxInterfaceName = 15
+
+// interfaceNames parses a comma list of interface names, each once, in order.
+func interfaceNames(list string) (names, warnings []string) {
+	seen := map[string]bool{}
+	for field := range strings.SplitSeq(list, ",") {
+		name := strings.TrimSpace(field)
+		switch {
+		case name == "" || seen[name]:
+		case !validInterfaceName(name):
+			warnings = append(warnings, fmt.Sprintf("annotation %s: %q is no interface name (at most %d printable characters, no blanks, no / : \" or *); ignored", AnnotationVirtual, name, maxInterfaceName))
+		default:
+			seen[name] = true
+			names = append(names, name)
+		}
+	}
+	return names, warnings
+}
+
+// validInterfaceName follows dev_valid_name (net/core/dev.c), and refuses what has
+// a meaning in a rule's text: quotes, and * which would match by prefix.
+func validInterfaceName(name string) bool {
+	if len(name) > maxInterfaceName || name == "." || name == ".." {
+		return false
+	}
+	for _, c := range []byte(name) {
+		if c <= ' ' || c > '~' || strings.IndexByte(`/:"\*`, c) >= 0 {
+			return false
+		}
+	}
+	return true
+}

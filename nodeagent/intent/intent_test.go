@@ -1,0 +1,186 @@
+package intent_test
+
+import (
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+)
+
+type set = map[string]string
+
+var (
+	ambient = set{intent.LabelMode: intent.ModeAmbient}
+	none    = set{intent.LabelMode: intent.ModeNone}
+)
+
+func policy() intent.Policy {
+	return intent.Policy{
+		ExcludeNamespaces: []string{"kube-system"},
+		Selectors:         intent.DefaultSelectors(),
+		CaptureDNS:        true,
+	}
+}
+
+func TestWhichPods(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		pod    intent.Pod
+		ns     set
+		want   intent.Reason
+		detail string
+	}{
+		{name: "no label at all", want: intent.NotLabelled},
+		{name: "another value", pod: intent.Pod{Labels: set{intent.LabelMode: "sidecar"}}, want: intent.NotLabelled},
+		{name: "pod labelled", pod: intent.Pod{Labels: ambient}, want: intent.Selected, detail: "selector 1"},
+		{name: "pod labelled, namespace opts out", pod: intent.Pod{Labels: ambient}, ns: none, want: intent.Selected},
+		{name: "namespace labelled", ns: ambient, want: intent.Selected, detail: "selector 2"},
+		{name: "namespace labelled, pod opts out", pod: intent.Pod{Labels: none}, ns: ambient, want: intent.OptedOut},
+		{name: "pod opts out of nothing", pod: intent.Pod{Labels: none}, want: intent.OptedOut},
+		{name: "both labelled", pod: intent.Pod{Labels: ambient}, ns: ambient, want: intent.Selected},
+		{name: "host network", pod: intent.Pod{Labels: ambient, HostNetwork: true}, ns: ambient, want: intent.HostNetwork},
+		{name: "sidecar", pod: intent.Pod{Annotations: set{intent.AnnotationSidecar: "{}"}}, ns: ambient, want: intent.Sidecar},
+		{name: "sidecar, empty annotation", pod: intent.Pod{Annotations: set{intent.AnnotationSidecar: ""}}, ns: ambient, want: intent.Sidecar},
+		{name: "excluded namespace", pod: intent.Pod{Namespace: "kube-system", Labels: ambient}, ns: ambient, want: intent.NamespaceExcluded, detail: "kube-system"},
+		{name: "succeeded", pod: intent.Pod{Labels: ambient, Phase: "Succeeded"}, want: intent.Terminated, detail: "Succeeded"},
+		{name: "failed", pod: intent.Pod{Labels: ambient, Phase: "Failed"}, want: intent.Terminated},
+		{name: "pending is not over", pod: intent.Pod{Labels: ambient, Phase: "Pending"}, want: intent.Selected},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := policy().Decide(test.pod, intent.Namespace{Labels: test.ns})
+			if got.Reason != test.want || got.Capture != (test.want == intent.Selected) {
+				t.Errorf("got %+v, want reason %s", got, test.want)
+			}
+			if got.Message == "" || !strings.Contains(got.Message, test.detail) {
+				t.Errorf("message %q does not say %q", got.Message, test.detail)
+			}
+		})
+	}
+}
+
+func TestOwnSelectors(t *testing.T) {
+	parse := func(text string) labels.Selector {
+		s, err := labels.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	p := intent.Policy{Selectors: []intent.Selector{{Pod: parse("mesh in (yes,on)"), Namespace: parse("env=prod")}}}
+	for _, test := range []struct {
+		pod, ns set
+		want    bool
+	}{
+		{set{"mesh": "on"}, set{"env": "prod"}, true},
+		{set{"mesh": "on"}, set{"env": "dev"}, false},
+		{set{"mesh": "no"}, set{"env": "prod"}, false},
+		{ambient, ambient, false},
+	} {
+		if got := p.Decide(intent.Pod{Labels: test.pod}, intent.Namespace{Labels: test.ns}); got.Capture != test.want {
+			t.Errorf("pod %v in namespace %v: %+v, want capture %v", test.pod, test.ns, got, test.want)
+		}
+	}
+	if got := (intent.Policy{}).Decide(intent.Pod{Labels: ambient}, intent.Namespace{}); got.Capture {
+		t.Errorf("without selectors: %+v", got)
+	}
+}
+
+func TestAnnotationsThatChangeTheRules(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		annotations set
+		want        intent.Redirect
+		warnings    []string // what each warning must contain
+	}{
+		{name: "none", want: intent.Redirect{CaptureDNS: true}},
+		{name: "dns off", annotations: set{intent.AnnotationDNS: "false"}},
+		{name: "dns, not a bool", annotations: set{intent.AnnotationDNS: "off"}, want: intent.Redirect{CaptureDNS: true}, warnings: []string{intent.AnnotationDNS}},
+		{name: "ingress", annotations: set{intent.AnnotationIngress: "true"}, want: intent.Redirect{CaptureDNS: true, Ingress: true}},
+		{name: "ingress, empty", annotations: set{intent.AnnotationIngress: ""}, want: intent.Redirect{CaptureDNS: true}, warnings: []string{intent.AnnotationIngress}},
+		{
+			name:        "interfaces, with blanks, twice, in order",
+			annotations: set{intent.AnnotationVirtual: " tap1, tap0,,tap1"},
+			want:        intent.Redirect{CaptureDNS: true, VirtualInterfaces: []string{"tap1", "tap0"}},
+		},
+		{
+			name:        "one bad interface of two",
+			annotations: set{intent.AnnotationVirtual: `tap0,a/b`},
+			want:        intent.Redirect{CaptureDNS: true, VirtualInterfaces: []string{"tap0"}},
+			warnings:    []string{`"a/b"`},
+		},
+		{
+			name:        "names that would change a rule's meaning",
+			annotations: set{intent.AnnotationVirtual: `eth*,a"b,0123456789abcdef,..,a b`},
+			want:        intent.Redirect{CaptureDNS: true},
+			warnings:    []string{"eth*", `a\"b`, "0123456789abcdef", `".."`, "a b"},
+		},
+		{
+			name:        "two bad bools, always in the same order",
+			annotations: set{intent.AnnotationIngress: "2", intent.AnnotationDNS: "2"},
+			want:        intent.Redirect{CaptureDNS: true},
+			warnings:    []string{intent.AnnotationDNS, intent.AnnotationIngress},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := policy().Decide(intent.Pod{Labels: ambient, Annotations: test.annotations}, intent.Namespace{})
+			if diff := cmp.Diff(test.want, got.Redirect); diff != "" {
+				t.Errorf("redirect (-want +got):\n%s", diff)
+			}
+			if len(got.Warnings) != len(test.warnings) {
+				t.Fatalf("warnings %q, want %d", got.Warnings, len(test.warnings))
+			}
+			for i, want := range test.warnings {
+				if !strings.Contains(got.Warnings[i], want) {
+					t.Errorf("warning %q does not name %s", got.Warnings[i], want)
+				}
+			}
+		})
+	}
+}
+
+func TestWhoseUID(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		pod  intent.Pod
+		uid  string
+		want bool
+	}{
+		{"the same", intent.Pod{UID: "a"}, "a", true},
+		{"an older pod of the same name", intent.Pod{UID: "a"}, "b", false},
+		{"an object without a UID takes the ADD's", intent.Pod{}, "b", true},
+		{"static pod", intent.Pod{UID: "mirror", Annotations: set{intent.AnnotationConfigHash: "hash"}}, "hash", true},
+		{"static pod, by its mirror", intent.Pod{UID: "mirror", Annotations: set{intent.AnnotationConfigHash: "hash"}}, "mirror", true},
+		{"no UID on either side of an annotation", intent.Pod{UID: "a"}, "", false},
+	} {
+		if got := test.pod.Is(test.uid); got != test.want {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+}
+
+// Whatever stands in the annotations, a decision is made, and an interface name
+// that gets through cannot change a rule's meaning.
+func FuzzAnnotations(f *testing.F) {
+	f.Add("true", "false", "tap0,tap1")
+	f.Add("", "maybe", `a"; drop; #,\`)
+	f.Add("TRUE", "0", strings.Repeat("x", 300)+",\x00,\n,eth0 ")
+	f.Fuzz(func(t *testing.T, ingress, dns, interfaces string) {
+		d := policy().Decide(intent.Pod{Labels: ambient, Annotations: set{
+			intent.AnnotationIngress: ingress, intent.AnnotationDNS: dns, intent.AnnotationVirtual: interfaces,
+		}}, intent.Namespace{})
+		if !d.Capture {
+			t.Fatalf("an annotation switched capture off: %+v", d)
+		}
+		for _, name := range d.VirtualInterfaces {
+			if len(name) == 0 || len(name) > 15 || strings.ContainsFunc(name, func(r rune) bool {
+				return unicode.IsSpace(r) || unicode.IsControl(r) || strings.ContainsRune(`"/\*`, r)
+			}) {
+				t.Errorf("interface name %q got through", name)
+			}
+		}
+	})
+}
