@@ -1,0 +1,57 @@
+# Fairlead. `make` lists what there is.
+
+# The version is the commit's, so that the same commit gives the same bytes.
+VERSION := $(shell git -c safe.directory='*' describe --tags --always --abbrev=12 --dirty 2>/dev/null || echo unknown)
+FUZZTIME ?= 10s
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Where Go and the system's tools are when the caller's PATH does not say so.
+export PATH := $(PATH):/usr/local/go/bin:/usr/sbin:/sbin
+# The version is stamped here; Go's own look at the repository fails where somebody else owns the checkout.
+export GOFLAGS := $(strip $(shell go env GOFLAGS 2>/dev/null) -buildvcs=false)
+
+STATIC := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build the static binaries into bin/: fairlead, fairlead-cni, nodeproxy
+	@$(STATIC) -o bin/ ./nodeagent/cmd/fairlead ./cni/cmd/fairlead-cni ./integration/cmd/nodeproxy
+
+.PHONY: demo
+demo: build demo-parts ## capture pods for real in private namespaces, step by step (root)
+	@bin/demo
+
+# The demo itself, and the reference CNI plugins it chains with ours.
+.PHONY: demo-parts
+demo-parts:
+	@$(STATIC) -o bin/ ./integration/cmd/demo
+	@cd integration/cniplugins && $(STATIC) -o ../../bin/cni/ tool
+
+.PHONY: test
+test: ## run every test with the race detector, the kernel's too (root); installs missing Debian packages
+	@integration/make/packages
+	@$(MAKE) build demo-parts
+	@integration/make/test
+
+.PHONY: lint
+lint: ## check style, generated code and the modules' tidiness
+	@integration/make/lint
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME (10s) each
+	@FUZZTIME=$(FUZZTIME) integration/make/fuzz
+
+.PHONY: generate
+generate: ## write the generated code anew
+	@cd integration/tools && go run ./protogen -root ../.. -out ../.. ztunnelproto/zds.proto
+
+.PHONY: clean
+clean: ## remove bin/, and nothing else
+	rm -rf bin
