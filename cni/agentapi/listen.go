@@ -1,0 +1,118 @@
+package agentapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listen makes socket's directory private to root, and listens. The socket is
+// bound under another name and renamed over a leftover one, so that there is no
+// moment without a socket. It stays behind when the listener is closed: a
+// client is refused then, and the next agent replaces it. Keeping a second agent
+// out is the caller's part, before Listen.
+func Listen(socket string) (*net.UnixListener, error) {
+	l, err := listen(socket)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %v", socket, err)
+	}
+	return l, nil
+}
+
+func listen(socket string) (*net.UnixListener, error) {
+	dir := filepath.Dir(socket)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return nil, err
+	}
+	unborn := socket + "~"
+	if err := os.Remove(unborn); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: unborn, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	err = os.Chmod(unborn, 0o600)
+	if err == nil {
+		err = os.Rename(unborn, socket)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(unborn))
+	}
+	return l, nil
+}
+
+// Peer is the process at the other end of a connection, as it was when it
+// connected.
+type Peer struct {
+	PID int32
+	UID uint32
+}
+
+// PeerOf asks the kernel (SO_PEERCRED) who is at the other end of c.
+func PeerOf(c *net.UnixConn) (Peer, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return Peer{}, fmt.Errorf("cannot read the peer's credentials: %v", err)
+	}
+	var cred *unix.Ucred
+	var optErr error
+	err = raw.Control(func(fd uintptr) {
+		cred, optErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err := errors.Join(err, optErr); err != nil {
+		return Peer{}, fmt.Errorf("cannot read the peer's credentials: %v", err)
+	}
+	return Peer{PID: cred.Pid, UID: cred.Uid}, nil
+}
+
+// CheckPeer refuses every peer but root.
+func CheckPeer(c *net.UnixConn) error {
+	peer, err := PeerOf(c)
+	if err != nil {
+		return err
+	}
+	return peer.check()
+}
+
+func (p Peer) check() error {
+	if p.UID != 0 {
+		return fmt.Errorf("process %d of user %d may not talk to the agent, only root may", p.PID, p.UID)
+	}
+	return nil
+}
+
+// ErrPeerGone is the cause of a context that WithPeer has ended.
+var ErrPeerGone = errors.New("the client closed its connection")
+
+// WithPeer returns a context that ends when the peer closes c, or sends more
+// than its one request. It is called after ReadRequest and clears c's read
+// deadline. stop must be called.
+func WithPeer(ctx context.Context, c *net.UnixConn) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	// Setting a deadline fails on a closed connection only, where Read returns.
+	_ = c.SetReadDeadline(time.Time{})
+	go func() {
+		defer close(done)
+		_, err := c.Read(make([]byte, 1))
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			cancel(ErrPeerGone)
+		}
+	}()
+	return ctx, func() {
+		_ = c.SetReadDeadline(time.Unix(1, 0))
+		<-done
+		cancel(context.Canceled)
+	}
+}

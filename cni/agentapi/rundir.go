@@ -1,0 +1,85 @@
+package agentapi
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
+)
+
+// RunDir is the agent's run directory, on a tmpfs, and Socket the socket in it.
+const (
+	RunDir = "/run/fairlead"
+	Socket = RunDir + "/agent.sock"
+)
+
+// ReadyFile holds the id of the boot in which the agent last was ready.
+func ReadyFile(socket string) string { return beside(socket, "ready") }
+
+// LockFile is held by the running agent; its modification time is the agent's
+// last sign of life.
+func LockFile(socket string) string { return beside(socket, "lock") }
+
+// LogFile is the plugin's log.
+func LogFile(socket string) string { return beside(socket, "cni.log") }
+
+func beside(socket, name string) string {
+	return filepath.Join(filepath.Dir(socket), name)
+}
+
+// MarkReady records that the agent has been ready in this boot.
+func MarkReady(socket string) error {
+	id, err := bootID()
+	if err != nil {
+		return err
+	}
+	file := ReadyFile(socket)
+	err = renameio.WriteFile(file, []byte(id+"\n"), 0o600, renameio.WithTempDir(filepath.Dir(file)), renameio.WithStaticPermissions(0o600))
+	if err != nil {
+		return fmt.Errorf("cannot write %s: %v", file, err)
+	}
+	return nil
+}
+
+// CheckReady tells whether an agent has been ready since the node booted; the
+// error says why not.
+func CheckReady(socket string) error {
+	file := ReadyFile(socket)
+	content, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("the agent has not been ready since this node booted: there is no %s", file)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot tell whether the agent has been ready: %v", err)
+	}
+	id, err := bootID()
+	if err != nil {
+		return err
+	}
+	if string(bytes.TrimSpace(content)) != id {
+		return fmt.Errorf("the agent has not been ready since this node booted: %s is from an earlier boot", file)
+	}
+	return nil
+}
+
+// LastSeen is the agent's last sign of life; zero if there was none.
+func LastSeen(socket string) time.Time {
+	info, err := os.Stat(LockFile(socket))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
+func bootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("cannot tell this boot from another: %v", err)
+	}
+	return strings.TrimSpace(string(id)), nil
+}
