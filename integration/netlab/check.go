@@ -1,0 +1,61 @@
+package netlab
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Eventually waits until check succeeds, and fails the test with check's last
+// error if it has not after 10 seconds.
+func Eventually(t testing.TB, check func() error) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(10 * time.Second); ; <-tick.C {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("still not after 10 s: %v", err)
+		}
+	}
+}
+
+// CheckLeaks fails the test if at its end the process holds files, sockets or
+// namespaces that it did not hold when CheckLeaks was called. Call it before
+// anything that cleans up after itself.
+func CheckLeaks(t testing.TB) {
+	t.Helper()
+	before := openFiles(t)
+	t.Cleanup(func() {
+		for target, count := range openFiles(t) {
+			if more := count - before[target]; more > 0 {
+				t.Errorf("left open: %s (%d more than before)", target, more)
+			}
+		}
+	})
+}
+
+// openFiles counts the process's open files by what they are. It leaves out what Go
+// keeps for itself: the poller's files, and pipes for splicing between connections.
+func openFiles(t testing.TB) map[string]int {
+	t.Helper()
+	const dir = "/proc/self/fd"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]int{}
+	for _, entry := range entries {
+		target, err := os.Readlink(filepath.Join(dir, entry.Name()))
+		if err != nil || strings.HasPrefix(target, "anon_inode:[event") || strings.HasPrefix(target, "pipe:") {
+			continue
+		}
+		files[target]++
+	}
+	return files
+}
