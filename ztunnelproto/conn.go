@@ -54,7 +54,7 @@ func (c *Conn) Send(m proto.Message, f *os.File) error {
 func (c *Conn) write(b, control []byte) error {
 	n, nc, err := c.c.WriteMsgUnix(b, control, nil)
 	if err != nil {
-		return fmt.Errorf("cannot send record: %w", err)
+		return fmt.Errorf("cannot send record: %w", withoutAddress(err))
 	}
 	if n != len(b) || nc != len(control) {
 		return fmt.Errorf("cannot send record: %d of %d bytes were written", n, len(b))
@@ -89,7 +89,7 @@ func (c *Conn) Receive(m proto.Message) (*os.File, error) {
 	case n == 0 && (err == nil || errors.Is(err, io.EOF)):
 		err = io.EOF
 	case err != nil:
-		err = fmt.Errorf("cannot receive record: %w", err)
+		err = fmt.Errorf("cannot receive record: %w", withoutAddress(err))
 	default:
 		err = errors.Join(checkRecord(flags, len(files)), controlErr)
 	}
