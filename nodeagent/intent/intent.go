@@ -23,6 +23,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
 
 // Labels and annotations read from pods and namespaces; the values are fixed by
@@ -180,36 +182,20 @@ func (p Policy) redirect(annotations map[string]string) (Redirect, []string) {
 	return r, append(warnings, bad...)
 }
 
-// maxInterfaceName is IFNAMSIZ without its final zero (linux/if.h).
-const maxInterfaceName = 15
-
 // interfaceNames parses a comma list of interface names, each once, in order.
 func interfaceNames(list string) (names, warnings []string) {
 	seen := map[string]bool{}
 	for field := range strings.SplitSeq(list, ",") {
 		name := strings.TrimSpace(field)
-		switch {
-		case name == "" || seen[name]:
-		case !validInterfaceName(name):
-			warnings = append(warnings, fmt.Sprintf("annotation %s: %q is no interface name (at most %d printable characters, no blanks, no / : \" or *); ignored", AnnotationVirtual, name, maxInterfaceName))
-		default:
-			seen[name] = true
-			names = append(names, name)
+		if name == "" || seen[name] {
+			continue
 		}
+		if err := ruleset.CheckInterface(name); err != nil {
+			warnings = append(warnings, fmt.Sprintf("annotation %s: %v; ignored", AnnotationVirtual, err))
+			continue
+		}
+		seen[name] = true
+		names = append(names, name)
 	}
 	return names, warnings
-}
-
-// validInterfaceName follows dev_valid_name (net/core/dev.c), and refuses what has
-// a meaning in a rule's text: quotes, and * which would match by prefix.
-func validInterfaceName(name string) bool {
-	if len(name) > maxInterfaceName || name == "." || name == ".." {
-		return false
-	}
-	for _, c := range []byte(name) {
-		if c <= ' ' || c > '~' || strings.IndexByte(`/:"\*`, c) >= 0 {
-			return false
-		}
-	}
-	return true
 }

@@ -147,8 +147,8 @@ func (h *Handle) control(fn func(fd uintptr)) error {
 		err = raw.Control(fn)
 	}
 	runtime.KeepAlive(h)
-	if err != nil {
-		return fmt.Errorf("cannot use network namespace %s: %w", h.id, err)
+	if err != nil { // Control fails on a closed file only, with an error that is not os.ErrClosed
+		return fmt.Errorf("cannot use network namespace %s: %w", h.id, os.ErrClosed)
 	}
 	return nil
 }
