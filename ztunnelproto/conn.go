@@ -29,24 +29,32 @@ func NewConn(c *net.UnixConn) *Conn {
 	return &Conn{c: c, close: sync.OnceValue(c.Close)}
 }
 
+// ErrUnsent is the kind of error of a Send that failed for its message or file
+// alone: nothing was sent, and the connection is as good as before.
+var ErrUnsent = errors.New("not sent")
+
+type unsentError struct{ error }
+
+func (e unsentError) Unwrap() []error { return []error{e.error, ErrUnsent} }
+
 // Send writes m as one record, with f attached unless it is nil. f stays the
 // caller's, who may close it when Send returns.
 func (c *Conn) Send(m proto.Message, f *os.File) error {
 	b, err := encode(m)
 	if err != nil {
-		return err
+		return unsentError{err}
 	}
 	if f == nil {
 		return c.write(b, nil)
 	}
 	raw, err := f.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("cannot send %s: %s: %w", nameOf(m), f.Name(), err)
+		return unsentError{fmt.Errorf("cannot send %s: %s: %w", nameOf(m), f.Name(), err)}
 	}
 	// Inside Control the number cannot become another file's, even if f is closed.
 	var sendErr error
 	if err := raw.Control(func(fd uintptr) { sendErr = c.write(b, unix.UnixRights(int(fd))) }); err != nil {
-		return fmt.Errorf("cannot send %s: %s: %w", nameOf(m), f.Name(), err)
+		return unsentError{fmt.Errorf("cannot send %s: %s: %w", nameOf(m), f.Name(), err)}
 	}
 	return sendErr
 }
@@ -172,27 +180,47 @@ func (c *Conn) SetWriteDeadline(t time.Time) error { return c.c.SetWriteDeadline
 
 // Credentials say who a peer was when it dialled or listened.
 type Credentials struct {
-	PID      int // 0: not visible from this PID namespace
+	PID      int32 // 0: not visible from this PID namespace
 	UID, GID uint32
 }
 
 // Peer asks the kernel for the other end's credentials.
 func (c *Conn) Peer() (Credentials, error) {
-	raw, err := c.c.SyscallConn()
+	var cred *unix.Ucred
+	err := c.control(func(fd int) (err error) {
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
 	if err != nil {
 		return Credentials{}, fmt.Errorf("cannot read peer credentials: %w", err)
 	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return Credentials{}, fmt.Errorf("cannot read peer credentials: %w", err)
+	return Credentials{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
+}
+
+// Ready says whether a record, or the end, is there to be received. Responses
+// carry no id: one that is there before its request is sent answers nothing.
+func (c *Conn) Ready() (bool, error) {
+	var n int
+	err := c.control(func(fd int) (err error) {
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("cannot poll connection: %w", err)
 	}
-	if credErr != nil {
-		return Credentials{}, fmt.Errorf("cannot read peer credentials: %w", credErr)
+	return n > 0, nil
+}
+
+func (c *Conn) control(fn func(fd int) error) error {
+	raw, err := c.c.SyscallConn()
+	if err != nil {
+		return withoutAddress(err)
 	}
-	return Credentials{PID: int(cred.Pid), UID: cred.Uid, GID: cred.Gid}, nil
+	var fnErr error
+	if err := raw.Control(func(fd uintptr) { fnErr = fn(int(fd)) }); err != nil {
+		return withoutAddress(err)
+	}
+	return fnErr
 }
 
 // NewResponse is the answer to a request: success if text is empty, else a nack

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -231,8 +230,8 @@ func TestSendRefuses(t *testing.T) {
 		{"a closed file", a.Send(snapshotSent(), closed),
 			"cannot send WorkloadRequest: /dev/null: use of closed file"},
 	} {
-		if test.err == nil || !strings.Contains(test.err.Error(), test.want) {
-			t.Errorf("%s: error %v, want %q", test.name, test.err, test.want)
+		if test.err == nil || !strings.Contains(test.err.Error(), test.want) || !errors.Is(test.err, ErrUnsent) {
+			t.Errorf("%s: error %v, want %q, unsent", test.name, test.err, test.want)
 		}
 	}
 	// Of all that nothing was sent.
@@ -252,127 +251,11 @@ func TestPeerGone(t *testing.T) {
 	}
 	f := devNull(t)
 	checkFDs(t, func() {
-		if err := a.Send(snapshotSent(), f); !errors.Is(err, unix.EPIPE) {
+		if err := a.Send(snapshotSent(), f); !errors.Is(err, unix.EPIPE) || errors.Is(err, ErrUnsent) {
 			t.Errorf("Send: %v", err)
 		}
 		if _, err := a.Receive(&WorkloadRequest{}); err != io.EOF {
 			t.Errorf("Receive: %v", err)
 		}
 	})
-}
-
-// sendUntilError sends until the peer's buffer is full, and then waits in Send.
-func sendUntilError(t *testing.T, c *Conn, f *os.File) <-chan error {
-	t.Helper()
-	result := make(chan error, 1)
-	go func() {
-		for {
-			if err := c.Send(snapshotSent(), f); err != nil {
-				result <- err
-				return
-			}
-		}
-	}()
-	raw, err := c.c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(10 * time.Second); ; {
-		var n int
-		if err := raw.Control(func(fd uintptr) {
-			n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
-		}); err != nil {
-			t.Fatal(err)
-		}
-		if n == 0 {
-			return result
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the buffer never filled")
-		}
-	}
-}
-
-func TestABlockedSendEnds(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		end  func(a, b *Conn) error
-		want error
-	}{
-		{"when the peer goes", func(_, b *Conn) error { return b.Close() }, unix.ECONNRESET},
-		{"when closed", func(a, _ *Conn) error { return a.Close() }, net.ErrClosed},
-		{"at its deadline", func(a, _ *Conn) error { return a.SetWriteDeadline(time.Unix(1, 0)) }, os.ErrDeadlineExceeded},
-		{"at its overall deadline", func(a, _ *Conn) error { return a.SetDeadline(time.Unix(1, 0)) }, os.ErrDeadlineExceeded},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			a, b := pair(t)
-			result := sendUntilError(t, a, devNull(t))
-			if err := test.end(a, b); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-result; !errors.Is(err, test.want) {
-				t.Errorf("got %v, want %v", err, test.want)
-			}
-		})
-	}
-}
-
-func TestAReceiveEnds(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		end  func(c *Conn) error
-		want error
-	}{
-		{"when closed", (*Conn).Close, net.ErrClosed},
-		{"at its deadline", func(c *Conn) error { return c.SetReadDeadline(time.Unix(1, 0)) }, os.ErrDeadlineExceeded},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			a, _ := pair(t)
-			result := make(chan error, 1)
-			go func() {
-				_, err := a.Receive(&WorkloadRequest{})
-				result <- err
-			}()
-			if err := test.end(a); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-result; !errors.Is(err, test.want) {
-				t.Errorf("got %v, want %v", err, test.want)
-			}
-		})
-	}
-}
-
-func TestAConnectionOutlivesADeadline(t *testing.T) {
-	a, b := pair(t)
-	if err := a.SetReadDeadline(time.Unix(1, 0)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := a.Receive(&WorkloadRequest{}); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatal(err)
-	}
-	if err := a.SetReadDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Send(snapshotSent(), nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := a.Receive(&WorkloadRequest{}); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestCloseTwice(t *testing.T) {
-	a, _ := pair(t)
-	for range 2 {
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-	if _, err := a.Peer(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Peer after Close: %v", err)
-	}
-	if err := a.Send(snapshotSent(), nil); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Send after Close: %v", err)
-	}
 }

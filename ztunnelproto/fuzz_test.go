@@ -27,7 +27,7 @@ func FuzzRecord(f *testing.F) {
 	null := devNull(f)
 	f.Fuzz(func(t *testing.T, record []byte, files uint8) {
 		if len(record) > 4*MaxRecord {
-			t.Skip("no longer than the socket takes")
+			return // more than the socket takes
 		}
 		for _, m := range []proto.Message{&ZdsHello{}, &WorkloadRequest{}, &WorkloadResponse{}} {
 			c, peer := rawPair(t)

@@ -54,7 +54,7 @@ func TestListenAndDial(t *testing.T) {
 	}
 	for name, c := range map[string]*Conn{"proxy": proxy, "agent": agent} {
 		got, err := c.Peer()
-		if want := (Credentials{os.Getpid(), uint32(os.Getuid()), uint32(os.Getgid())}); got != want || err != nil {
+		if want := (Credentials{int32(os.Getpid()), uint32(os.Getuid()), uint32(os.Getgid())}); got != want || err != nil {
 			t.Errorf("the %s's peer is %+v, %v; want %+v", name, got, err, want)
 		}
 	}
