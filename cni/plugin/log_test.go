@@ -1,0 +1,137 @@
+package plugin
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func logAt(path string, limit int64) *logFile {
+	return &logFile{path: func() string { return path }, limit: limit}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func write(t *testing.T, l *logFile, line string) {
+	t.Helper()
+	if n, err := l.Write([]byte(line)); n != len(line) || err != nil {
+		t.Errorf("wrote %d bytes of %d, %v", n, len(line), err)
+	}
+}
+
+func TestLogRotatesOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cni.log")
+	for _, line := range []string{"first\n", "second\n", "third\n"} {
+		l := logAt(path, 3) // every line fills it
+		write(t, l, line)
+		l.close()
+	}
+	if got := read(t, path); got != "third\n" {
+		t.Errorf("cni.log has %q", got)
+	}
+	if got := read(t, path+".1"); got != "second\n" {
+		t.Errorf("cni.log.1 has %q", got)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v", info.Mode())
+	}
+}
+
+// Many plugins at once lose no line, but for those of the file that is dropped,
+// and keep the files small.
+func TestLogIsShared(t *testing.T) {
+	const writers, lines, limit = 32, 20, 4 << 10
+	tail := strings.Repeat("x", 40)
+	path := filepath.Join(t.TempDir(), "cni.log")
+	var all sync.WaitGroup
+	for w := range writers {
+		all.Go(func() {
+			for i := range lines {
+				l := logAt(path, limit)
+				write(t, l, fmt.Sprintf("writer %02d line %02d %s\n", w, i, tail))
+				l.close()
+			}
+		})
+	}
+	all.Wait()
+	for _, file := range []string{path, path + ".1"} {
+		text := read(t, file)
+		if len(text) > limit+writers*100 {
+			t.Errorf("%s has %d bytes", file, len(text))
+		}
+		for line := range strings.Lines(text) {
+			if strings.Count(line, "writer") != 1 || !strings.HasPrefix(line, "writer ") || !strings.HasSuffix(line, " "+tail+"\n") {
+				t.Errorf("%s: torn line %q", file, line)
+			}
+		}
+	}
+}
+
+func TestLogThatAnotherRotates(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "cni.log")
+	full := bytes.Repeat([]byte("x"), 10)
+	if err := os.WriteFile(path, full, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	l := logAt(path, 5)
+	write(t, l, "line\n")
+	l.close()
+	if got := read(t, path); got != "xxxxxxxxxxline\n" {
+		t.Errorf("cni.log has %q", got)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLogThatCannotBe(t *testing.T) {
+	dir := t.TempDir()
+	blocked := filepath.Join(dir, "blocked")
+	if err := os.WriteFile(blocked, []byte("full"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(blocked+".1", "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink("/dev/null", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(dir, "no", "cni.log"), dir, blocked, link} {
+		l := logAt(path, 1)
+		write(t, l, "line\n")
+		write(t, l, "line\n")
+		l.close()
+		if l.file != nil {
+			t.Errorf("%s was opened", path)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "no")); err == nil {
+		t.Error("a directory was made for the log")
+	}
+}
