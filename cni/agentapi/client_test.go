@@ -114,14 +114,14 @@ func TestCallToAFullSocketIsAbsent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // the test is over
+	defer l.Close()
 	// Nobody accepts: the queue fills up and connect fails at once.
 	for {
 		c, err := net.Dial("unix", socket)
 		if err != nil {
 			break
 		}
-		defer c.Close() //nolint:errcheck // the test is over
+		defer c.Close()
 	}
 	if _, err := (Client{Socket: socket}).Call(t.Context(), Request{Status: &StatusRequest{}}); !errors.Is(err, ErrAbsent) {
 		t.Errorf("got %v, want ErrAbsent", err)
@@ -282,7 +282,7 @@ func TestServersDeadlineEndsASlowRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // the test is over
+	defer c.Close()
 	if _, err := c.Write([]byte(`{"version":`)); err != nil {
 		t.Fatal(err)
 	}

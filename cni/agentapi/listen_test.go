@@ -132,7 +132,7 @@ func TestPeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // the test is over
+	defer c.Close()
 	if want := (Peer{PID: int32(os.Getpid()), UID: uint32(os.Getuid())}); <-got != want {
 		t.Errorf("the peer is not %+v", want)
 	}
@@ -195,7 +195,7 @@ func TestWithPeer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer c.Close() //nolint:errcheck // the test may have closed it
+			defer c.Close()
 			if err := writeLine(c, Request{Version: Version, Status: &StatusRequest{}}); err != nil {
 				t.Fatal(err)
 			}

@@ -145,7 +145,7 @@ func TestAddRepeatsWhatBreaks(t *testing.T) {
 		w.agent.answer = func(_ context.Context, n int) (*agentapi.Error, error) {
 			switch since := time.Since(begin); {
 			case n == 0:
-				time.Sleep(3 * time.Second) // killed while it works
+				<-time.After(3 * time.Second) // killed while it works
 				return nil, errBroken
 			case since < 7900*time.Millisecond: // replaced, more than 5 s after ADD began
 				return nil, errAbsent

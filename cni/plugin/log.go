@@ -49,7 +49,7 @@ func openLog(path string, limit int64) (*os.File, error) {
 	if err != nil || info.Size() < limit {
 		return file, err
 	}
-	if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+	if !lock(file) {
 		return file, nil
 	}
 	now, err := os.Lstat(path)
@@ -61,6 +61,10 @@ func openLog(path string, limit int64) (*os.File, error) {
 	}
 	next, err := openAppend(path)
 	return next, errors.Join(err, file.Close())
+}
+
+func lock(file *os.File) bool {
+	return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 }
 
 func openAppend(path string) (*os.File, error) {

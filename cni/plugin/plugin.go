@@ -125,7 +125,7 @@ var supported = version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 // fail logs and prints why command failed.
 func (p *Plugin) fail(command string, e *types.Error) int {
-	p.log.Error(e.Msg, "command", command, "container", p.getenv("CNI_CONTAINERID"), "code", e.Code, "details", e.Details)
+	p.log.Error("cannot serve the runtime", "command", command, "container", p.getenv("CNI_CONTAINERID"), "code", e.Code, "err", e)
 	return p.print(e)
 }
 
