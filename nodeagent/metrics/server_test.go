@@ -1,0 +1,91 @@
+package metrics_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/metrics"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func config(ready, live error) metrics.Config {
+	reg := prometheus.NewRegistry()
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: "fairlead_test_total", Help: "For the test."})
+	reg.MustRegister(c)
+	return metrics.Config{
+		Gatherer: reg, Logger: slog.New(slog.DiscardHandler),
+		Ready: func() error { return ready }, Live: func() error { return live },
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	why := errors.New("no worker has been free for 31s")
+	for _, test := range []struct {
+		method, path string
+		ready, live  error
+		code         int
+		body         string
+	}{
+		{"GET", "/metrics", nil, nil, 200, "fairlead_test_total 0"},
+		{"GET", "/readyz", nil, why, 200, "ok"},
+		{"GET", "/readyz", why, nil, 503, why.Error()},
+		{"GET", "/livez", why, nil, 200, "ok"},
+		{"GET", "/livez", nil, why, 503, why.Error()},
+		{"POST", "/livez", nil, nil, 405, ""},
+		{"GET", "/", nil, nil, 404, ""},
+	} {
+		w := httptest.NewRecorder()
+		metrics.Handler(config(test.ready, test.live)).ServeHTTP(w, httptest.NewRequest(test.method, test.path, nil))
+		if w.Code != test.code || !strings.Contains(w.Body.String(), test.body) {
+			t.Errorf("%s %s: %d %q, want %d %q", test.method, test.path, w.Code, w.Body, test.code, test.body)
+		}
+	}
+}
+
+func TestRunServesUntilTheEnd(t *testing.T) {
+	c := config(nil, nil)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Address = free.Addr().String()
+
+	// The address is taken: said by name.
+	if err := metrics.Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), c.Address) {
+		t.Fatalf("on a taken address: %v", err)
+	}
+	if err := free.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- metrics.Run(ctx, c) }()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for {
+		resp, err := client.Get("http://" + c.Address + "/livez")
+		if err == nil {
+			if err := resp.Body.Close(); err != nil {
+				t.Error(err)
+			}
+			break
+		}
+		if t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
