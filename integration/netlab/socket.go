@@ -37,15 +37,23 @@ func From(addr string) Option {
 		if err != nil {
 			return err
 		}
-		level, option := unix.SOL_IP, unix.IP_TRANSPARENT
-		if ap.Addr().Is6() {
-			level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
-		}
-		if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+		if err := Transparent(fd); err != nil {
 			return err
 		}
 		return unix.Bind(fd, sockaddr(ap))
 	}
+}
+
+// Transparent lets the socket use addresses that are not the namespace's own.
+func Transparent(fd int) error {
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return err
+	}
+	if domain == unix.AF_INET {
+		return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
 }
 
 // Dial connects from inside the namespace. network is tcp or udp, addr a literal

@@ -1,0 +1,59 @@
+package nlconn
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// An Attr is a netlink attribute: Kind without the flags for nesting and byte order.
+type Attr struct {
+	Kind  uint16
+	Value []byte
+}
+
+// ParseAttrs reads a run of attributes. The values are parts of b.
+func ParseAttrs(b []byte) ([]Attr, error) {
+	const kindMask = 0x3fff // NLA_TYPE_MASK
+	var attrs []Attr
+	for len(b) >= unix.SizeofNlAttr {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < unix.SizeofNlAttr || size > len(b) {
+			return nil, fmt.Errorf("netlink attribute says it has %d bytes, of %d", size, len(b))
+		}
+		attrs = append(attrs, Attr{
+			Kind:  binary.NativeEndian.Uint16(b[2:]) & kindMask,
+			Value: b[unix.SizeofNlAttr:size],
+		})
+		b = b[min(align(size), len(b)):]
+	}
+	if len(b) != 0 {
+		return nil, fmt.Errorf("netlink attributes are followed by %d bytes", len(b))
+	}
+	return attrs, nil
+}
+
+// AppendAttr appends an attribute to a request.
+func AppendAttr(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	return append(b, make([]byte, align(len(value))-len(value))...)
+}
+
+// AppendUint32 appends an attribute that is a number in the host's byte order.
+func AppendUint32(b []byte, kind uint16, value uint32) []byte {
+	return AppendAttr(b, kind, binary.NativeEndian.AppendUint32(nil, value))
+}
+
+// Uint32 is the attribute's value as a number in the host's byte order.
+func (a Attr) Uint32() (uint32, error) {
+	if len(a.Value) != 4 {
+		return 0, fmt.Errorf("netlink attribute %d has %d bytes, not 4", a.Kind, len(a.Value))
+	}
+	return binary.NativeEndian.Uint32(a.Value), nil
+}
+
+// align rounds up to the 4 bytes that netlink aligns everything to.
+func align(n int) int { return (n + 3) &^ 3 }
