@@ -1,0 +1,9 @@
+// Package cnitest has no code but tests: they build the CNI plugin and let the
+// runtime's own library, libcni, execute it in a chain, in real network
+// namespaces, against an agent on the real socket.
+//
+// Failures these tests provoke: an agent that is absent, late, killed in the
+// middle of a request, or hanging; a runtime that kills the plugin; namespaces
+// that are none, gone, or the host's; a DEL that comes again, without a namespace
+// and without an agent; a caller who is not root; many plugins at once.
+package cnitest
