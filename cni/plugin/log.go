@@ -37,30 +37,38 @@ func (l *logFile) close() {
 	}
 }
 
-// openLog rotates a file that is full. Of the plugins that find it full at once,
-// the first to lock it renames it; the others find another file under the name,
-// or write to the old one.
+// openLog opens the log, and rotates it first if it is full.
 func openLog(path string, limit int64) (*os.File, error) {
 	file, err := openAppend(path)
 	if err != nil {
 		return nil, err
 	}
 	info, err := file.Stat()
-	if err != nil || info.Size() < limit {
-		return file, err
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
 	}
-	if !lock(file) {
+	if info.Size() < limit {
 		return file, nil
+	}
+	return rotate(file, info, path)
+}
+
+// rotate returns the file that comes after full. Of the plugins that find it full
+// at once, the first to lock it renames it; the others find another file under
+// its name, or write to the full one.
+func rotate(full *os.File, info os.FileInfo, path string) (*os.File, error) {
+	if !lock(full) {
+		return full, nil
 	}
 	now, err := os.Lstat(path)
 	if err == nil && os.SameFile(info, now) {
 		err = os.Rename(path, path+".1")
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, errors.Join(err, file.Close())
+		return nil, errors.Join(err, full.Close())
 	}
 	next, err := openAppend(path)
-	return next, errors.Join(err, file.Close())
+	return next, errors.Join(err, full.Close())
 }
 
 func lock(file *os.File) bool {

@@ -1,15 +1,12 @@
 package plugin
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 func logAt(path string, limit int64) *logFile {
@@ -84,28 +81,56 @@ func TestLogIsShared(t *testing.T) {
 	}
 }
 
-func TestLogThatAnotherRotates(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "cni.log")
-	full := bytes.Repeat([]byte("x"), 10)
-	if err := os.WriteFile(path, full, 0o600); err != nil {
+// full opens a log that is over its limit.
+func full(t *testing.T) (path string, file *os.File, info os.FileInfo) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "cni.log")
+	if err := os.WriteFile(path, []byte("old\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	other, err := os.Open(path)
+	file, err := openAppend(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
+	if info, err = file.Stat(); err != nil {
 		t.Fatal(err)
 	}
-	l := logAt(path, 5)
+	return path, file, info
+}
+
+func TestLogThatAnotherRotates(t *testing.T) {
+	path, other, _ := full(t)
+	if !lock(other) {
+		t.Fatal("cannot lock the log")
+	}
+	l := logAt(path, 1)
 	write(t, l, "line\n")
 	l.close()
-	if got := read(t, path); got != "xxxxxxxxxxline\n" {
+	if got := read(t, path); got != "old\nline\n" {
 		t.Errorf("cni.log has %q", got)
 	}
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestLogThatAnotherHasRotated(t *testing.T) {
+	path, file, info := full(t)
+	other := logAt(path, 1)
+	write(t, other, "new\n")
+	other.close()
+	next, err := rotate(file, info, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := next.WriteString("line\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, path) + read(t, path+".1"); got != "new\nline\nold\n" {
+		t.Errorf("the logs have %q", got)
 	}
 }
 
