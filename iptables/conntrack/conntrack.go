@@ -1,0 +1,129 @@
+// Package conntrack deletes those of a pod's connection tracking entries that would
+// defeat a change of its redirects.
+//
+// A redirect is decided once, for the first packet of what conntrack takes for a
+// connection, and kept in its entry. So a UDP socket that the app goes on asking
+// its DNS server through keeps to the way it went before, as does a SYN that is
+// sent again, until their entries are deleted.
+//
+// # Failures it survives
+//
+//   - An entry is gone before it is deleted: that is not an error, nor counted. If a
+//     new one of the same addresses and ports took its place, by the rules as they
+//     are now, that one goes instead: the next packet makes it again.
+//   - The table changes while it is read: it is read again, what was seen is deleted
+//     all the same, and an incomplete look is an error.
+//   - Entries of any conntrack zone: they are deleted in their zone. Those of the
+//     proxy's own DNS flows are left alone.
+//   - One entry cannot be deleted: the others are.
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/iptables/nlconn"
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
+)
+
+// A Table is the connection tracking table of one network namespace, which its
+// socket keeps alive.
+type Table struct{ conn *nlconn.Conn }
+
+// Open opens a namespace's table. The caller closes it, and keeps the Handle.
+func Open(h *netns.Handle) (*Table, error) {
+	conn, err := nlconn.Open(h, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, err
+	}
+	return &Table{conn: conn}, nil
+}
+
+// Close gives the Table up. It is idempotent.
+func (t *Table) Close() error { return t.conn.Close() }
+
+// DeleteUncaptured is for the moment after redirects were put in place: it deletes
+// the entries that would go on without being redirected, UDP to port 53 and TCP of
+// which only a SYN was seen, and returns how many.
+func (t *Table) DeleteUncaptured(ctx context.Context) (int, error) {
+	return t.delete(ctx, entry.uncaptured)
+}
+
+// DeleteCaptured is for the moment after redirects and proxy are gone: it deletes
+// the entries that still lead to one of the proxy's ports, and returns how many.
+func (t *Table) DeleteCaptured(ctx context.Context) (int, error) {
+	return t.delete(ctx, entry.captured)
+}
+
+// uncaptured says whether the entry keeps traffic from the proxy that it should get.
+func (e entry) uncaptured() bool {
+	const dns = 53
+	switch {
+	case e.captured(), e.zone == ruleset.DNSZone:
+		return false
+	case e.protocol == unix.IPPROTO_UDP:
+		return e.dstPort == dns
+	case e.protocol == unix.IPPROTO_TCP:
+		return e.tcpState == tcpSynSent
+	}
+	return false
+}
+
+// captured says whether the entry is of a connection that was redirected to the
+// proxy. One that was made to those ports by itself is not.
+func (e entry) captured() bool {
+	proxyPorts := []uint16{ruleset.OutboundPort, ruleset.InboundPort, ruleset.DNSPort}
+	return e.status&statusDstNAT != 0 && slices.Contains(proxyPorts, e.replySrcPort)
+}
+
+func (t *Table) delete(ctx context.Context, which func(entry) bool) (int, error) {
+	entries, err := t.list(ctx, which)
+	var errs []error
+	if err != nil {
+		errs = append(errs, fmt.Errorf("cannot list conntrack entries: %w", err))
+	}
+	deleted := 0
+	for _, e := range entries {
+		err := t.conn.Request(ctx, subsystem|msgDelete, unix.NLM_F_ACK, e.key, nil)
+		switch {
+		case err == nil:
+			deleted++
+		case !errors.Is(err, unix.ENOENT):
+			errs = append(errs, fmt.Errorf("cannot delete conntrack entry %s: %w", e, err))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return deleted, errors.Join(errs...)
+}
+
+// list returns the entries that which picks. It reads the table again, twice, if it
+// changes meanwhile; then it returns what it has, and an error.
+func (t *Table) list(ctx context.Context, which func(entry) bool) ([]entry, error) {
+	var entries []entry
+	var err error
+	for range 3 {
+		entries = nil
+		err = t.conn.Request(ctx, subsystem|msgGet, unix.NLM_F_DUMP, header(unix.AF_UNSPEC), func(reply []byte) error {
+			e, err := parse(reply)
+			if err == nil && which(e) {
+				e.key = slices.Clone(e.key)
+				entries = append(entries, e)
+			}
+			return err
+		})
+		if !errors.Is(err, nlconn.ErrInterrupted) {
+			break
+		}
+	}
+	if errors.Is(err, unix.EINVAL) {
+		err = fmt.Errorf("the kernel lacks conntrack over netlink (module nf_conntrack_netlink): %w", err)
+	}
+	return entries, err
+}
