@@ -1,0 +1,330 @@
+package enroll
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestAddOfAnUnlabelledPod(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", false)
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		w.wantDone()
+		w.wantState("web NotCaptured NotLabelled")
+		w.del("web", "c1")
+		w.wantState("web NotCaptured NotLabelled") // as the source knows it
+	})
+}
+
+func TestAddCapturesBeforeItSucceeds(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+
+		w.del("web", "c1")
+		// The namespace is dying: nothing in it is touched.
+		w.wantDone("withdraw uid-web")
+	})
+}
+
+func TestAddWaitsForWhatItNeeds(t *testing.T) {
+	tcp := func(w *world) { s := w.space("c1"); s.set(func() { s.missing = "tcp" }) }
+	for _, test := range []struct {
+		name   string
+		lack   func(*world)
+		supply func(*world)
+		reason status.Reason
+		says   string
+	}{
+		{
+			"pod's object",
+			func(w *world) { w.forget("web") },
+			func(w *world) { w.object("web", true) },
+			status.PodUnknown, "no object or manifest",
+		},
+		{
+			"proxy",
+			func(w *world) { w.proxySays(proxylink.NoProxy, "") },
+			func(w *world) { w.proxySays(proxylink.Acked, "") },
+			status.NoProxy, "no node proxy is connected",
+		},
+		{
+			"answer",
+			func(w *world) { w.proxySays(proxylink.Waiting, "") },
+			func(w *world) { w.proxySays(proxylink.Acked, "") },
+			status.NoAnswer, "has not acknowledged",
+		},
+		{
+			"listeners", tcp,
+			func(w *world) { s := w.space("c1"); s.set(func() { s.missing = "" }) },
+			status.NoListeners, "does not listen in it: 15053",
+		},
+	} {
+		t.Run(test.name+" comes", func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.object("web", true)
+				test.lack(w)
+				answer := w.addLater(w.t.Context(), "web", "c1")
+				w.pass(4900 * time.Millisecond)
+				select {
+				case err := <-answer:
+					t.Fatalf("answered too early: %v", err)
+				default:
+				}
+				test.supply(w)
+				if err := <-answer; err != nil {
+					t.Error(err)
+				}
+				w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+			})
+		})
+		t.Run(test.name+" does not come", func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.object("web", true)
+				test.lack(w)
+				start := time.Now()
+				wantFailure(t, w.add("web", "c1"), test.reason, test.says)
+				if took := time.Since(start); took != 5*time.Second {
+					t.Errorf("gave up after %s, want 5s", took)
+				}
+				w.forget("web")
+				w.wantState()
+			})
+		})
+	}
+}
+
+func TestAddFailsAtOnceOnARefusal(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.proxySays(proxylink.Nacked, "bind: address already in use")
+		start := time.Now()
+		wantFailure(t, w.add("web", "c1"), status.ProxyRefused, "(pid 7) refused the pod: bind: address already in use")
+		if time.Since(start) != 0 {
+			t.Error("waited for nothing")
+		}
+		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa", "withdraw uid-web", "remove")
+		// The next try of the kubelet is asked anew.
+		w.proxySays(proxylink.Acked, "")
+		if err := w.add("web", "c2"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAddFailsOnANamespaceThatIsNotOne(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.space("c1").fail["open"] = errors.New("/run/netns/c1: not a namespace")
+		wantFailure(t, w.add("web", "c1"), status.NetnsRefused, "/run/netns/c1: not a namespace")
+		w.wantDone()
+	})
+}
+
+func TestAddRetriesTheKernelForAMoment(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		s := w.space("c1")
+		s.fail["apply"] = errors.New("chain nat-output: no such file or directory")
+		start := time.Now()
+		wantFailure(t, w.add("web", "c1"), status.KernelRefused, "chain nat-output")
+		if took := time.Since(start); took != kernelPatience {
+			t.Errorf("gave up after %s, want %s", took, kernelPatience)
+		}
+		s = w.space("c2")
+		s.fail["apply"] = errors.New("interrupted")
+		answer := w.addLater(w.t.Context(), "web", "c2")
+		s.set(func() { delete(s.fail, "apply") })
+		if err := <-answer; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestProxyWithoutDNS(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		s := w.space("c1")
+		s.missing = "dns"
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa", "apply full")
+		w.wantState("web Captured ProxyWithoutDNS", "/run/netns/c1 has full", "proxy has uid-web acked")
+		// As soon as somebody listens there, DNS is captured.
+		s.set(func() { s.missing = "" })
+		w.pass(10 * time.Second)
+		w.wantDone("apply full+dns")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+func TestThePluginGoesAwayDuringAdd(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.proxySays(proxylink.Waiting, "")
+		ctx, cancel := context.WithCancel(w.t.Context())
+		answer := w.addLater(ctx, "web", "c1")
+		w.wantState("web Pending ProxyDoesNotAnswer", "/run/netns/c1 has full+dns", "proxy has uid-web waiting")
+		cancel()
+		wantFailure(t, <-answer, status.Cancelled, "given up")
+		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa", "withdraw uid-web", "remove")
+		w.forget("web")
+		w.wantState()
+	})
+}
+
+func TestTheSameAddAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.proxySays(proxylink.Waiting, "")
+		ctx, cancel := context.WithCancel(w.t.Context())
+		first := w.addLater(ctx, "web", "c1")
+		second := w.addLater(w.t.Context(), "web", "c1")
+		wantFailure(t, <-first, status.Cancelled, "asked for again")
+		cancel() // the first one's connection ends only now: the second is not touched
+		w.proxySays(proxylink.Acked, "")
+		if err := <-second; err != nil {
+			t.Error(err)
+		}
+		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa")
+		// And once more, after it has succeeded.
+		if err := w.add("web", "c1"); err != nil {
+			t.Error(err)
+		}
+		w.wantDone()
+	})
+}
+
+func TestDelDuringAdd(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.proxySays(proxylink.Waiting, "")
+		answer := w.addLater(w.t.Context(), "web", "c1")
+		w.del("web", "c1")
+		wantFailure(t, <-answer, status.Deleted, "deleted")
+		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa", "withdraw uid-web")
+	})
+}
+
+func TestDelOfAnOldSandboxTouchesNothing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		if err := w.add("web", "old"); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.add("web", "new"); err != nil {
+			t.Fatal(err)
+		}
+		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa",
+			"withdraw uid-web", "apply full+dns", "announce uid-web as shop/web of sa")
+		w.del("web", "old")
+		w.del("web", "older still")
+		w.wantDone()
+		if got := w.r.Report()[0]; got.State != status.Captured || got.Netns.ContainerID != "new" {
+			t.Errorf("after the late DEL: %+v", got)
+		}
+	})
+}
+
+func TestDelOfAPodThatNobodyKnows(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.del("ghost", "c1")
+		w.wantDone()
+		w.wantState()
+		if len(w.r.pods) != 0 {
+			t.Errorf("a pod is left: %v", w.r.pods)
+		}
+	})
+}
+
+func TestDelByTheContainersIDAlone(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		w.done()
+		for _, container := range []string{"c0", "c1"} {
+			if err := w.r.Del(w.t.Context(), agentapi.Attachment{ContainerID: container}); err != nil {
+				t.Error(err)
+			}
+		}
+		w.wantDone("withdraw uid-web")
+	})
+}
+
+// A pod of the same name and another UID is another pod.
+func TestSameNameNewUID(t *testing.T) {
+	inWorld(t, func(w *world) {
+		uid := func(u string) func(*intent.Pod) { return func(p *intent.Pod) { p.UID = u } }
+		w.object("web", true, uid("uid-web"))
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		w.object("web", false, uid("uid-new"))
+		w.wantState("web NotCaptured NotLabelled", "web Captured ObjectGone", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+		next := sandboxOf("web", "c2")
+		next.UID = "uid-new"
+		if err := w.r.Add(w.t.Context(), next); err != nil {
+			t.Fatal(err)
+		}
+		w.wantState("web NotCaptured NotLabelled", "web Captured ObjectGone", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+func TestCheck(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		check := func(container string) error { return w.r.Check(w.t.Context(), sandboxOf("web", container)) }
+		wantFailure(t, check("c1"), status.PodUnknown, "has not been told of container c1")
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		if err := check("c1"); err != nil {
+			t.Error(err)
+		}
+		s := w.space("c1")
+		s.set(func() { s.missing = "tcp" })
+		w.proxySays(proxylink.NoProxy, "")
+		wantFailure(t, check("c1"), status.NoProxy, "no node proxy")
+	})
+}
+
+func TestStopping(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		w.done()
+		w.proxySays(proxylink.NoProxy, "")
+		w.object("slow", true)
+		answer := w.addLater(w.t.Context(), "slow", "c2")
+		w.stop()
+		if err := <-answer; !errors.Is(err, errStopping) {
+			t.Errorf("a waiting ADD got %v", err)
+		}
+		if err := w.add("web", "c1"); !errors.Is(err, errStopping) {
+			t.Errorf("a late ADD got %v", err)
+		}
+		w.wantDone("apply full+dns", "announce uid-slow as shop/slow of sa")
+	})
+}

@@ -1,0 +1,246 @@
+package enroll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// A Failure is why a request was not carried out.
+type Failure struct {
+	Reason  status.Reason
+	Message string
+}
+
+func (f *Failure) Error() string { return f.Message }
+
+// errStopping answers requests that the agent's end has overtaken. It is no
+// Failure: the plugin is to ask the next agent.
+var errStopping = errors.New("the agent is stopping")
+
+type verb int
+
+const (
+	add verb = iota
+	del
+	check
+)
+
+// A call is one request of the runtime. The pod's worker answers it exactly once.
+type call struct {
+	ctx        context.Context
+	verb       verb
+	attachment agentapi.Attachment
+	answer     chan error // has room for the answer
+}
+
+// Add makes a the pod's attachment and returns when the pod is captured, or is not
+// meant to be, or cannot be: then with a *Failure, and what was begun is undone.
+// So it is when ctx ends. It may be repeated.
+func (r *Reconciler) Add(ctx context.Context, a agentapi.Attachment) error {
+	start := time.Now()
+	err := r.ask(ctx, add, a)
+	r.config.Metrics.added(err, time.Since(start))
+	return err
+}
+
+// Del ends an attachment; one that is not the pod's present one is left alone. A
+// runtime may have forgotten all but the container's id.
+func (r *Reconciler) Del(ctx context.Context, a agentapi.Attachment) error {
+	if a.UID == "" {
+		if a.UID = r.uidOf(a.ContainerID); a.UID == "" {
+			return nil
+		}
+	}
+	return r.ask(ctx, del, a)
+}
+
+// uidOf returns the UID of the pod whose present sandbox has the container's id.
+func (r *Reconciler) uidOf(container string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for uid, p := range r.pods {
+		if p.report.Netns.ContainerID == container {
+			return uid
+		}
+	}
+	return ""
+}
+
+// Check returns a *Failure unless the attachment is as it should be.
+func (r *Reconciler) Check(ctx context.Context, a agentapi.Attachment) error {
+	return r.ask(ctx, check, a)
+}
+
+// ask hands a request to the pod's worker and waits for its answer.
+func (r *Reconciler) ask(ctx context.Context, v verb, a agentapi.Attachment) error {
+	c := &call{ctx: ctx, verb: v, attachment: a, answer: make(chan error, 1)}
+	r.mu.Lock()
+	queue := r.queue
+	if queue == nil {
+		r.mu.Unlock()
+		return errStopping
+	}
+	p := r.pods[a.UID]
+	if p == nil {
+		p = newPod(r, a.UID)
+		r.pods[a.UID] = p
+	}
+	p.calls = append(p.calls, c)
+	r.mu.Unlock()
+
+	queue.Add(a.UID)
+	defer context.AfterFunc(ctx, func() { queue.Add(a.UID) })()
+	select {
+	case err := <-c.answer:
+		return err
+	case <-r.stopped:
+		return errStopping
+	}
+}
+
+// turn lets one pod's worker answer its calls and reconcile, and returns when it
+// wants to be woken if nothing else wakes it.
+func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
+	r.mu.Lock()
+	p := r.pods[uid]
+	if p == nil {
+		r.mu.Unlock()
+		return 0
+	}
+	calls := p.calls
+	p.calls = nil
+	r.busy[uid] = time.Now()
+	r.mu.Unlock()
+
+	for _, c := range calls {
+		p.take(c)
+	}
+	out := p.reconcile(ctx)
+	p.settle(ctx, &out)
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.busy, uid)
+	p.publish(out)
+	if p.attachment == nil && len(p.calls) == 0 {
+		delete(r.pods, uid)
+		return 0
+	}
+	if out.again > 0 {
+		return min(out.again, r.config.SweepInterval)
+	}
+	return r.config.SweepInterval
+}
+
+// take carries out a call as far as that needs no waiting.
+func (p *pod) take(c *call) {
+	current := p.attachment != nil && p.attachment.ContainerID == c.attachment.ContainerID
+	switch {
+	case c.verb == check && !current:
+		c.answer <- &Failure{status.PodUnknown, fmt.Sprintf("the agent has not been told of container %s of pod %s/%s",
+			c.attachment.ContainerID, c.attachment.Namespace, c.attachment.Name)}
+	case c.verb == check:
+		p.checks = append(p.checks, c)
+	case c.verb == del:
+		if current {
+			p.fail(&Failure{status.Deleted, "the runtime deleted the sandbox"})
+			p.drop()
+		}
+		c.answer <- nil
+	case current: // the plugin has lost its connection and asks again
+		p.fail(&Failure{status.Cancelled, "the same ADD was asked for again"})
+		p.begin(c)
+	default: // a new sandbox
+		if p.attachment != nil {
+			p.fail(&Failure{status.Cancelled, "a newer sandbox of the pod took its place"})
+			p.drop()
+		}
+		p.attachment = &c.attachment
+		p.begin(c)
+	}
+}
+
+// begin makes c the ADD that waits for the outcome.
+func (p *pod) begin(c *call) {
+	p.adding = c
+	p.waiting = waiting{}
+}
+
+// fail answers the ADD that waits, if one does.
+func (p *pod) fail(f *Failure) {
+	if p.adding != nil {
+		p.adding.answer <- f
+		p.adding = nil
+	}
+}
+
+// waiting is since when an ADD has waited for what.
+type waiting map[status.Reason]time.Time
+
+// settle decides whether the turn's outcome is the answer to who waits.
+func (p *pod) settle(ctx context.Context, out *outcome) {
+	for _, c := range p.checks {
+		if out.state == status.Captured || out.state == status.NotCaptured {
+			c.answer <- nil
+		} else {
+			c.answer <- &Failure{out.reason, p.explain(*out)}
+		}
+	}
+	p.checks = nil
+	if p.adding == nil {
+		return
+	}
+	if p.adding.ctx.Err() != nil {
+		p.fail(&Failure{status.Cancelled, fmt.Sprintf("the ADD was given up while the pod was %s (%s)", out.state, out.reason)})
+		p.undo(ctx)
+		return
+	}
+	switch out.state {
+	case status.Captured, status.NotCaptured:
+		p.adding.answer <- nil
+		p.adding = nil
+		p.r.config.Logger.Info("pod started", "pod", p.name(), "state", out.state, "reason", out.reason)
+		return
+	}
+	left, over := p.patience(out.reason)
+	if !over {
+		if out.again <= 0 || left < out.again {
+			out.again = left
+		}
+		return
+	}
+	p.fail(&Failure{out.reason, p.explain(*out)})
+	p.undo(ctx)
+}
+
+// patience says how much longer an ADD waits for what it waits for now, or that it
+// has waited long enough.
+func (p *pod) patience(reason status.Reason) (left time.Duration, over bool) {
+	limits := map[status.Reason]time.Duration{
+		status.PodUnknown:    p.r.config.PodWait,
+		status.NoProxy:       p.r.config.ProxyWait,
+		status.NoAnswer:      p.r.config.AckWait,
+		status.NoListeners:   p.r.config.AckWait,
+		status.KernelRefused: kernelPatience,
+	}
+	limit, patient := limits[reason]
+	if !patient {
+		return 0, true
+	}
+	since, known := p.waiting[reason]
+	if !known {
+		since = time.Now()
+		p.waiting[reason] = since
+	}
+	left = limit - time.Since(since)
+	return left, left <= 0
+}
+
+// kernelPatience is how long an ADD retries what the kernel refuses: some
+// refusals pass, and the kubelet's own next try is 12 seconds away.
+const kernelPatience = time.Second

@@ -1,0 +1,205 @@
+package enroll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
+	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// A Source knows the node's pods.
+type Source interface {
+	Lookup(namespace, name string) (intent.Pod, intent.Namespace, bool)
+	Pods() []intent.Pod
+}
+
+// Proxies tells the node's proxies about pods: package proxylink's Server.
+type Proxies interface {
+	Announce(proxylink.Workload)
+	Withdraw(uid string)
+	Verdict(uid string) proxylink.Verdict
+}
+
+// A Kernel is one pod's network namespace and the redirection in it. It owns all
+// that holds the namespace. Families are its own business: what want says of them
+// is ignored.
+type Kernel interface {
+	// Netns is lent until the Kernel is closed.
+	Netns() *netns.Handle
+	// ID is the namespace's identity, for people.
+	ID() string
+	Apply(ctx context.Context, want ruleset.Config) error
+	// Check returns how the kernel differs from want; empty if it does not.
+	Check(ctx context.Context, want ruleset.Config) (drift string, err error)
+	Remove(ctx context.Context) error
+	// Fingerprint is that of the rules last applied or found as wanted.
+	Fingerprint() string
+	Listeners(ctx context.Context) (status.Listeners, error)
+	// Proxied is how many of the pod's connections a proxy carries.
+	Proxied(ctx context.Context) (int, error)
+	Close() error
+}
+
+// Config is what a Reconciler needs. All of it is required.
+type Config struct {
+	Policy  intent.Policy
+	Source  Source
+	Proxies Proxies
+	// Open opens the namespace at a path that the runtime has named.
+	Open func(path string) (Kernel, error)
+
+	ProbeIPv4, ProbeIPv6 netip.Addr
+
+	// What an ADD waits for at most: the pod's object, a proxy, its answer.
+	PodWait, ProxyWait, AckWait time.Duration
+	// How long, at least and at most, a released pod's connections go on.
+	ReleaseGrace, DrainTimeout time.Duration
+	// SweepInterval is how often a pod has a turn when nothing calls for one.
+	SweepInterval time.Duration
+	// Workers bounds how many pods have their turn at once.
+	Workers int
+
+	Metrics *Metrics
+	Logger  *slog.Logger
+}
+
+// A Reconciler captures and releases the node's pods.
+type Reconciler struct {
+	config  Config
+	stopped chan struct{} // closed when Run is over
+
+	mu    sync.Mutex
+	queue workqueue.TypedDelayingInterface[string] // nil unless Run runs
+	pods  map[string]*pod                          // by UID: those that the runtime has told us of
+	busy  map[string]time.Time                     // since when a pod holds a worker
+	beat  time.Time                                // when a worker last was free
+}
+
+// New validates the configuration.
+func New(c Config) (*Reconciler, error) {
+	if c.Source == nil || c.Proxies == nil || c.Open == nil || c.Metrics == nil || c.Logger == nil {
+		return nil, errors.New("cannot reconcile pods: a part of the configuration is missing")
+	}
+	if c.Workers < 1 || c.SweepInterval <= 0 {
+		return nil, fmt.Errorf("cannot reconcile pods: %d workers, sweep every %s", c.Workers, c.SweepInterval)
+	}
+	return &Reconciler{
+		config: c, stopped: make(chan struct{}),
+		pods: map[string]*pod{}, busy: map[string]time.Time{},
+	}, nil
+}
+
+// heartbeat is a key that is no pod's UID: a worker that takes it is free.
+const heartbeat = ""
+
+// Run gives pods their turns until ctx is done. It then lets go of all namespaces
+// and leaves what is in them as it is.
+func (r *Reconciler) Run(ctx context.Context) error {
+	queue := workqueue.NewTypedDelayingQueue[string]()
+	r.mu.Lock()
+	r.queue, r.beat = queue, time.Now()
+	r.mu.Unlock()
+	defer r.close()
+
+	var group errgroup.Group
+	for range r.config.Workers {
+		group.Go(func() error { r.work(ctx, queue); return nil })
+	}
+	queue.Add(heartbeat)
+	<-ctx.Done()
+	r.mu.Lock()
+	r.queue = nil
+	r.mu.Unlock()
+	queue.ShutDown()
+	return group.Wait()
+}
+
+// work is one worker of the pool.
+func (r *Reconciler) work(ctx context.Context, queue workqueue.TypedDelayingInterface[string]) {
+	for {
+		uid, shutdown := queue.Get()
+		if shutdown {
+			return
+		}
+		again := r.config.SweepInterval
+		if uid == heartbeat {
+			r.mu.Lock()
+			r.beat = time.Now()
+			r.mu.Unlock()
+		} else {
+			again = r.turn(ctx, uid)
+		}
+		if again > 0 {
+			queue.AddAfter(uid, again)
+		}
+		queue.Done(uid)
+	}
+}
+
+// close answers whoever still waits and lets go of all namespaces.
+func (r *Reconciler) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.stopped)
+	for _, p := range r.pods {
+		if err := p.closeKernel(); err != nil {
+			r.config.Logger.Warn("cannot let go of a pod's namespace", "pod", p.name(), "error", err)
+		}
+	}
+}
+
+// PodsChanged wakes every pod; the source says that some are different.
+func (r *Reconciler) PodsChanged() { r.ProxyChanged("") }
+
+// ProxyChanged wakes a pod whose verdict may be different, or every pod if uid is
+// empty. It never blocks.
+func (r *Reconciler) ProxyChanged(uid string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.queue == nil {
+		return
+	}
+	if uid != "" {
+		r.queue.Add(uid)
+		return
+	}
+	for uid := range r.pods {
+		r.queue.Add(uid)
+	}
+}
+
+// Healthy says why the reconciler should be restarted, or nil.
+func (r *Reconciler) Healthy() error {
+	const (
+		stuck  = 30 * time.Second
+		tooBig = 60 * time.Second
+	)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.queue == nil {
+		return nil // not yet, or no longer
+	}
+	now := time.Now()
+	if idle := now.Sub(r.beat) - r.config.SweepInterval; idle > stuck {
+		return fmt.Errorf("no worker of the reconciler has been free for %s", idle.Round(time.Second))
+	}
+	for uid, since := range r.busy {
+		if held := now.Sub(since); held > tooBig {
+			return fmt.Errorf("pod %s (%s/%s) has held a worker for %s", uid,
+				r.pods[uid].report.Namespace, r.pods[uid].report.Name, held.Round(time.Second))
+		}
+	}
+	return nil
+}

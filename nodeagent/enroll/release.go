@@ -1,0 +1,74 @@
+package enroll
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// drainPoll is how often a released pod's connections are counted.
+const drainPoll = 100 * time.Millisecond
+
+// release takes the next steps of a release. A step that fails stops it there,
+// with the namespace still held, and is tried again.
+func (p *pod) release(ctx context.Context) outcome {
+	if p.form == 0 && !p.announced {
+		return outcome{state: status.NotCaptured, reason: status.Reason(p.decision.Reason), message: p.decision.Message}
+	}
+	if p.withdrawing.IsZero() {
+		if drained, out := p.drain(ctx); !drained {
+			return out
+		}
+		p.withdraw()
+		p.withdrawing = time.Now()
+	}
+	if state := p.r.config.Proxies.Verdict(p.uid).State; state == proxylink.Withdrawing {
+		return outcome{state: status.NotCaptured, reason: status.Withdrawing, message: "the proxies are being told"}
+	}
+	if p.form != 0 {
+		if err := p.kernel.Remove(ctx); err != nil {
+			return p.refused(err)
+		}
+	}
+	p.r.config.Logger.Info("pod released", "pod", p.name(), "reason", p.decision.Reason)
+	p.form, p.older, p.noDNS, p.listeners = 0, false, false, status.Listeners{}
+	p.releasing, p.withdrawing = time.Time{}, time.Time{}
+	p.refusals, p.retryAt = 0, time.Time{}
+	return outcome{state: status.NotCaptured, reason: status.Reason(p.decision.Reason), message: p.decision.Message}
+}
+
+// drain flushes the redirects and waits until no proxied connection is left: at
+// least the grace, at most the drain's timeout.
+func (p *pod) drain(ctx context.Context) (bool, outcome) {
+	if p.form == ruleset.FormSYN || p.form == ruleset.FormFull {
+		marks := p.applied // the label that is gone has taken its annotations' effect with it
+		marks.Form = ruleset.FormMarks
+		if err := p.apply(ctx, marks); err != nil {
+			return false, p.refused(err)
+		}
+	}
+	if p.releasing.IsZero() {
+		p.releasing = time.Now()
+	}
+	age := time.Since(p.releasing)
+	if age >= p.r.config.DrainTimeout {
+		return true, outcome{}
+	}
+	left, err := p.kernel.Proxied(ctx)
+	if err != nil {
+		return false, p.refused(err)
+	}
+	if left == 0 && age >= p.r.config.ReleaseGrace {
+		return true, outcome{}
+	}
+	again := min(drainPoll, p.r.config.DrainTimeout-age)
+	if left == 0 {
+		again = p.r.config.ReleaseGrace - age
+	}
+	return false, outcome{state: status.NotCaptured, reason: status.Draining, again: again,
+		message: fmt.Sprintf("no new connection is redirected; %d older ones still go through the proxy", left)}
+}

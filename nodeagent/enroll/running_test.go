@@ -1,0 +1,364 @@
+package enroll
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// running is a world with an unlabelled pod that runs for a minute.
+func running(t *testing.T, story func(w *world, s *space)) {
+	inWorld(t, func(w *world) {
+		w.object("web", false)
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(time.Minute)
+		w.done()
+		story(w, w.space("c1"))
+	})
+}
+
+// captured is a world with a pod that was labelled when it was created.
+func captured(t *testing.T, story func(w *world, s *space)) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(time.Minute)
+		w.done()
+		story(w, w.space("c1"))
+	})
+}
+
+const announced = "announce uid-web as shop/web of sa"
+
+func TestLabelOnARunningPod(t *testing.T) {
+	running(t, func(w *world, _ *space) {
+		w.object("web", true)
+		// Nothing is redirected before the proxy has the pod.
+		w.wantDone("apply marks+dns", announced, "apply syn+dns")
+		w.wantState("web Captured OldConnections", "/run/netns/c1 has syn+dns", "proxy has uid-web acked")
+		if got := w.r.Report()[0].OldConnections; got.Known {
+			t.Errorf("old connections are shown as known: %+v", got)
+		}
+	})
+}
+
+func TestLabelOnARunningPodWithoutAProxy(t *testing.T) {
+	running(t, func(w *world, _ *space) {
+		w.proxySays(proxylink.NoProxy, "")
+		w.object("web", true)
+		w.wantDone("apply marks+dns", announced)
+		w.wantState("web Pending NoProxy", "/run/netns/c1 has marks+dns", "proxy has uid-web noProxy")
+		w.pass(alarmAfter)
+		w.wantState("web Bypassing NoProxy", "/run/netns/c1 has marks+dns", "proxy has uid-web noProxy")
+		w.proxySays(proxylink.Acked, "")
+		w.wantDone("apply syn+dns")
+	})
+}
+
+func TestRelease(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.proxied = 2 })
+		start := time.Now()
+		w.object("web", false)
+		// Label seen to no new connection redirected: at once.
+		w.wantDone("apply marks+dns")
+		w.wantState("web NotCaptured Draining", "/run/netns/c1 has marks+dns", "proxy has uid-web acked")
+		w.pass(12 * time.Second)
+		w.wantDone()
+		s.set(func() { s.proxied = 0 })
+		w.pass(drainPoll)
+		w.wantDone("withdraw uid-web", "remove")
+		w.wantState("web NotCaptured NotLabelled")
+		if took := time.Since(start); took != 12*time.Second+drainPoll {
+			t.Errorf("took %s", took)
+		}
+	})
+}
+
+func TestReleaseWaitsTheGrace(t *testing.T) {
+	captured(t, func(w *world, _ *space) {
+		w.object("web", false)
+		w.pass(5*time.Second - time.Millisecond)
+		w.wantDone("apply marks+dns")
+		w.pass(time.Millisecond)
+		w.wantDone("withdraw uid-web", "remove")
+	})
+}
+
+func TestReleaseDoesNotWaitForEver(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.proxied = 1 })
+		w.object("web", false)
+		w.pass(30*time.Second - time.Millisecond)
+		w.wantDone("apply marks+dns")
+		w.pass(time.Millisecond)
+		w.wantDone("withdraw uid-web", "remove")
+	})
+}
+
+func TestReleaseStopsWhereTheKernelRefuses(t *testing.T) {
+	for _, verb := range []string{"apply", "proxied", "remove"} {
+		t.Run(verb, func(t *testing.T) {
+			captured(t, func(w *world, s *space) {
+				s.set(func() { s.fail[verb] = errors.New("not now") })
+				w.object("web", false)
+				w.pass(20 * time.Second)
+				if got := w.r.Report()[0]; got.Reason != status.KernelRefused || got.Message != "not now" {
+					t.Errorf("got %s (%s): %s", got.State, got.Reason, got.Message)
+				}
+				// The pod is never cut off: before its redirects are gone the proxy has it.
+				if _, told := w.held["uid-web"]; !told && verb != "remove" {
+					t.Error("withdrawn although the redirects may still stand")
+				}
+				s.set(func() { delete(s.fail, verb) })
+				w.pass(time.Minute)
+				w.wantState("web NotCaptured NotLabelled")
+			})
+		})
+	}
+}
+
+func TestLabelPutBackDuringRelease(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.proxied = 1 })
+		w.object("web", false)
+		w.pass(10 * time.Second)
+		w.object("web", true)
+		w.wantDone("apply marks+dns", "apply full+dns")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+		// The next release has its whole grace again.
+		s.set(func() { s.proxied = 0 })
+		w.object("web", false)
+		w.pass(4 * time.Second)
+		w.wantDone("apply marks+dns")
+	})
+}
+
+func TestDelDuringRelease(t *testing.T) {
+	captured(t, func(w *world, _ *space) {
+		w.object("web", false)
+		w.del("web", "c1")
+		w.wantDone("apply marks+dns", "withdraw uid-web")
+	})
+}
+
+func TestAnnotationOnARunningPod(t *testing.T) {
+	captured(t, func(w *world, _ *space) {
+		w.object("web", true, func(p *intent.Pod) {
+			p.Annotations = map[string]string{intent.AnnotationDNS: "false", intent.AnnotationIngress: "true"}
+		})
+		w.wantDone("apply full+ingress")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+ingress", "proxy has uid-web acked")
+		if got := w.r.Report()[0].Rules.Repaired; got != 0 {
+			t.Errorf("our own change counts as a repair: %d", got)
+		}
+	})
+}
+
+func TestDriftIsPutRight(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.rules = "" })
+		w.pass(10 * time.Second)
+		w.wantDone("apply full+dns")
+		if got := w.r.Report()[0].Rules.Repaired; got != 1 {
+			t.Errorf("repaired %d times, want 1", got)
+		}
+	})
+}
+
+func TestObjectGone(t *testing.T) {
+	captured(t, func(w *world, _ *space) {
+		w.forget("web")
+		w.pass(time.Hour)
+		w.wantDone()
+		w.wantState("web Captured ObjectGone", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+func TestProxyGoesAway(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		// One that drains is not connected any more, but listens.
+		w.proxySays(proxylink.NoProxy, "")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web noProxy")
+		s.set(func() { s.missing = "tcp" })
+		w.pass(10 * time.Second)
+		w.wantState("web Blocked NoProxy", "/run/netns/c1 has full+dns", "proxy has uid-web noProxy")
+		// The rules stay: closed is better than in the clear.
+		w.wantDone()
+		s.set(func() { s.missing = "" })
+		w.proxySays(proxylink.Acked, "")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+func TestRefusalOutsideAnAddIsRetriedForEver(t *testing.T) {
+	running(t, func(w *world, _ *space) {
+		w.proxySays(proxylink.Nacked, "::1: cannot assign requested address")
+		w.object("web", true)
+		w.wantDone("apply marks+dns", announced, "withdraw uid-web")
+		for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+			w.pass(pause*time.Second - time.Millisecond)
+			w.wantDone()
+			w.pass(time.Millisecond)
+			w.wantDone(announced, "withdraw uid-web")
+		}
+		if got := w.r.Report()[0]; got.State != status.Bypassing || got.Reason != status.ProxyRefused {
+			t.Errorf("got %s (%s)", got.State, got.Reason)
+		}
+		w.proxySays(proxylink.Acked, "")
+		w.pass(time.Minute)
+		w.wantDone(announced, "apply syn+dns")
+	})
+}
+
+// Two proxies: the newest refuses, the older serves. The pod is not withdrawn.
+func TestRefusalByOneOfTwo(t *testing.T) {
+	captured(t, func(w *world, _ *space) {
+		two := &twoProxies{world: w}
+		w.r.config.Proxies = two
+		w.proxySays(proxylink.Nacked, "port taken")
+		w.wantDone()
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web nacked")
+	})
+}
+
+type twoProxies struct{ *world }
+
+func (p *twoProxies) Verdict(uid string) proxylink.Verdict {
+	v := p.world.Verdict(uid)
+	v.Acks = append(v.Acks, proxylink.Ack{Session: 0, PID: 6, State: proxylink.Acked})
+	return v
+}
+
+// A running pod whose redirects cannot be put in place is the alarm.
+func TestKernelRefusesARunningPod(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		s.set(func() { s.fail["apply"] = errors.New("no such file or directory: nft_redir") })
+		w.object("web", true)
+		w.wantState("web Bypassing KernelRefused")
+		s.set(func() { delete(s.fail, "apply") })
+		w.pass(time.Minute)
+		w.wantDone("apply marks+dns", announced, "apply syn+dns")
+	})
+}
+
+func TestTheRuntimeHasNotToldOfAPod(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("early", true)
+		w.object("plain", false)
+		for _, p := range w.r.Report() {
+			if p.Netns.Known || p.Rules.State != status.Unknown || p.Listeners.Known {
+				t.Errorf("more is known of %s than can be: %+v", p.Name, p)
+			}
+		}
+		w.wantState("early Pending NetworkNamespaceUnknown", "plain NotCaptured NotLabelled")
+	})
+}
+
+func TestManyAtOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var wg sync.WaitGroup
+		const pods = 50
+		for i := range pods {
+			w.object(fmt.Sprint(i), true)
+		}
+		for i := range pods {
+			wg.Go(func() {
+				name := fmt.Sprint(i)
+				for round := range 5 {
+					container := fmt.Sprintf("c%d-%d", i, round)
+					if err := w.add(name, container); err != nil {
+						t.Error(err)
+					}
+					if round%2 == 1 {
+						if err := w.r.Del(w.t.Context(), sandboxOf(name, container)); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+		}
+		wg.Wait()
+		count := map[status.State]int{}
+		for _, p := range w.r.Report() {
+			count[p.State]++
+		}
+		if count[status.Captured] != pods || len(count) != 1 {
+			t.Errorf("states %v, want all %d captured", count, pods)
+		}
+	})
+}
+
+func TestHealthy(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		if err := w.r.Healthy(); err != nil {
+			t.Errorf("a quiet reconciler: %v", err)
+		}
+		// Both workers are held by namespaces that do not answer.
+		release := make(chan struct{})
+		w.object("other", false)
+		if err := w.add("other", "c2"); err != nil {
+			t.Fatal(err)
+		}
+		for _, blocked := range []*space{s, w.space("c2")} {
+			blocked.set(func() { blocked.block = release })
+		}
+		w.object("web", true)
+		w.object("other", true)
+		w.pass(39 * time.Second)
+		if err := w.r.Healthy(); err != nil {
+			t.Errorf("after 39 s: %v", err)
+		}
+		w.pass(15 * time.Second)
+		if err := w.r.Healthy(); err == nil {
+			t.Error("no worker is free, yet all is well")
+		}
+		close(release)
+		w.pass(time.Second)
+		if err := w.r.Healthy(); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+	})
+}
+
+func TestOnePodThatHoldsAWorker(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		release := make(chan struct{})
+		s.set(func() { s.block = release })
+		w.object("web", true)
+		w.pass(59 * time.Second)
+		if err := w.r.Healthy(); err != nil {
+			t.Errorf("after 59 s: %v", err)
+		}
+		w.pass(2 * time.Second)
+		if err := w.r.Healthy(); err == nil {
+			t.Error("a pod has held a worker for a minute, yet all is well")
+		}
+		close(release)
+		synctest.Wait()
+	})
+}
+
+func TestNewRefusesWhatIsMissing(t *testing.T) {
+	if _, err := New(Config{}); err == nil {
+		t.Error("an empty configuration is accepted")
+	}
+	inWorld(t, func(w *world) {
+		c := w.r.config
+		c.Workers = 0
+		if _, err := New(c); err == nil {
+			t.Error("no workers are accepted")
+		}
+	})
+}

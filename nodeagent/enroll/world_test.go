@@ -1,0 +1,370 @@
+package enroll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
+	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// A world is a Reconciler among fakes that behave: namespaces that hold rules, a
+// proxy that answers. All that is done to them stands in log, in order.
+type world struct {
+	t    *testing.T
+	r    *Reconciler
+	stop func() // the agent ends
+
+	mu      sync.Mutex
+	log     []string
+	objects map[string]intent.Pod // by namespace/name
+	spaces  map[string]*space     // by path
+	answer  proxylink.State       // what the proxy says of what is announced now
+	text    string
+	held    map[string]proxylink.State // what the proxy says of each workload
+}
+
+// inWorld runs story with a running Reconciler and a clock of its own.
+func inWorld(t *testing.T, story func(*world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{
+			t: t, answer: proxylink.Acked,
+			objects: map[string]intent.Pod{}, spaces: map[string]*space{}, held: map[string]proxylink.State{},
+		}
+		var err error
+		w.r, err = New(Config{
+			Policy: intent.Policy{Selectors: intent.DefaultSelectors(), CaptureDNS: true},
+			Source: w, Proxies: w, Open: w.open,
+			PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
+			ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
+			Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- w.r.Run(ctx) }()
+		synctest.Wait()
+		w.stop = sync.OnceFunc(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+		story(w)
+		w.stop()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for path, s := range w.spaces {
+			if s.open != 0 {
+				t.Errorf("namespace %s is still held %d times", path, s.open)
+			}
+		}
+	})
+}
+
+// object puts a pod of namespace shop into the source, or changes it.
+func (w *world) object(name string, labelled bool, change ...func(*intent.Pod)) {
+	p := intent.Pod{Namespace: "shop", Name: name, ServiceAccount: "sa", Labels: map[string]string{}}
+	if labelled {
+		p.Labels[intent.LabelMode] = intent.ModeAmbient
+	}
+	for _, c := range change {
+		c(&p)
+	}
+	w.mu.Lock()
+	w.objects["shop/"+name] = p
+	w.mu.Unlock()
+	w.r.PodsChanged()
+	synctest.Wait()
+}
+
+func (w *world) forget(name string) {
+	w.mu.Lock()
+	delete(w.objects, "shop/"+name)
+	w.mu.Unlock()
+	w.r.PodsChanged()
+	synctest.Wait()
+}
+
+// sandboxOf is the attachment of a pod's sandbox; its UID is "uid-NAME".
+func sandboxOf(name, container string) agentapi.Attachment {
+	return agentapi.Attachment{
+		Namespace: "shop", Name: name, UID: "uid-" + name, ContainerID: container,
+		Netns: "/run/netns/" + container, Interface: "eth0",
+	}
+}
+
+func (w *world) add(name, container string) error {
+	return w.r.Add(w.t.Context(), sandboxOf(name, container))
+}
+
+// addLater begins an ADD and returns where its answer will be.
+func (w *world) addLater(ctx context.Context, name, container string) <-chan error {
+	answer := make(chan error, 1)
+	go func() { answer <- w.r.Add(ctx, sandboxOf(name, container)) }()
+	synctest.Wait()
+	return answer
+}
+
+func (w *world) del(name, container string) {
+	w.t.Helper()
+	if err := w.r.Del(w.t.Context(), sandboxOf(name, container)); err != nil {
+		w.t.Errorf("DEL: %v", err)
+	}
+	synctest.Wait()
+}
+
+// pass lets time go by.
+func (w *world) pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// proxySays changes what the proxy answers, for what is announced already too.
+func (w *world) proxySays(s proxylink.State, text string) {
+	w.mu.Lock()
+	w.answer, w.text = s, text
+	for uid := range w.held {
+		w.held[uid] = s
+	}
+	w.mu.Unlock()
+	w.r.ProxyChanged("")
+	synctest.Wait()
+}
+
+// done returns what was done since it was last asked.
+func (w *world) done() string {
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	text := strings.Join(w.log, "\n")
+	w.log = nil
+	return text
+}
+
+func (w *world) wantDone(want ...string) {
+	w.t.Helper()
+	if got := w.done(); got != strings.Join(want, "\n") {
+		w.t.Errorf("was done:\n%s\nwant:\n%s", got, strings.Join(want, "\n"))
+	}
+}
+
+// state is the whole world as text.
+func (w *world) state() string {
+	synctest.Wait()
+	var lines []string
+	for _, p := range w.r.Report() {
+		lines = append(lines, fmt.Sprintf("%s %s %s", p.Name, p.State, p.Reason))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, path := range slices.Sorted(maps.Keys(w.spaces)) {
+		if s := w.spaces[path]; s.rules != "" {
+			lines = append(lines, fmt.Sprintf("%s has %s", path, s.rules))
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(w.held)) {
+		lines = append(lines, fmt.Sprintf("proxy has %s %s", uid, w.held[uid]))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (w *world) wantState(want ...string) {
+	w.t.Helper()
+	if got := w.state(); got != strings.Join(want, "\n") {
+		w.t.Errorf("state:\n%s\nwant:\n%s", got, strings.Join(want, "\n"))
+	}
+}
+
+func wantFailure(t *testing.T, err error, reason status.Reason, says string) {
+	t.Helper()
+	var f *Failure
+	if !errors.As(err, &f) || f.Reason != reason || !strings.Contains(f.Message, says) {
+		t.Errorf("got %v, want %s that says %q", err, reason, says)
+	}
+}
+
+func (w *world) note(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
+
+// The world as a Source.
+
+func (w *world) Lookup(namespace, name string) (intent.Pod, intent.Namespace, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p, ok := w.objects[namespace+"/"+name]
+	return p, intent.Namespace{Name: namespace}, ok
+}
+
+func (w *world) Pods() []intent.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Collect(maps.Values(w.objects))
+}
+
+// The world as Proxies: one proxy that answers at once, or not at all.
+
+func (w *world) Announce(l proxylink.Workload) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.note("announce %s as %s/%s of %s", l.UID, l.Namespace, l.Name, l.ServiceAccount)
+	w.held[l.UID] = w.answer
+}
+
+func (w *world) Withdraw(uid string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, ok := w.held[uid]; ok {
+		w.note("withdraw %s", uid)
+		delete(w.held, uid)
+	}
+}
+
+func (w *world) Verdict(uid string) proxylink.Verdict {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s, ok := w.held[uid]
+	if !ok {
+		return proxylink.Verdict{State: proxylink.Gone}
+	}
+	v := proxylink.Verdict{State: s, Proxy: "pid 7", Text: w.text}
+	if s != proxylink.NoProxy {
+		v.Acks = []proxylink.Ack{{Session: 1, PID: 7, State: s, Text: w.text}}
+	}
+	return v
+}
+
+// A space is a namespace as a Kernel sees it.
+type space struct {
+	w       *world
+	path    string
+	open    int
+	rules   string // what is applied, as text
+	missing string // listeners that are not there: "tcp", "dns"
+	proxied int
+	fail    map[string]error // by verb
+	block   chan struct{}    // Apply hangs until it is closed
+}
+
+func (w *world) space(container string) *space {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	path := "/run/netns/" + container
+	if w.spaces[path] == nil {
+		w.spaces[path] = &space{w: w, path: path, fail: map[string]error{}}
+	}
+	return w.spaces[path]
+}
+
+func (w *world) open(path string) (Kernel, error) {
+	s := w.space(strings.TrimPrefix(path, "/run/netns/"))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := s.fail["open"]; err != nil {
+		return nil, err
+	}
+	s.open++
+	return s, nil
+}
+
+// set changes a space while the reconciler may look at it.
+func (s *space) set(change func()) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	change()
+}
+
+func describe(want ruleset.Config) string {
+	text := want.Form.String()
+	if want.CaptureDNS {
+		text += "+dns"
+	}
+	if want.Ingress {
+		text += "+ingress"
+	}
+	return text
+}
+
+func (s *space) Netns() *netns.Handle { return nil }
+func (s *space) ID() string           { return "of " + s.path }
+func (s *space) Fingerprint() string  { return "print of " + s.rules }
+
+func (s *space) Apply(_ context.Context, want ruleset.Config) error {
+	s.w.mu.Lock()
+	block := s.block
+	s.w.mu.Unlock()
+	if block != nil {
+		<-block
+	}
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := s.fail["apply"]; err != nil {
+		return err
+	}
+	s.rules = describe(want)
+	s.w.note("apply %s", s.rules)
+	return nil
+}
+
+func (s *space) Check(_ context.Context, want ruleset.Config) (string, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := s.fail["check"]; err != nil {
+		return "", err
+	}
+	if s.rules != describe(want) {
+		return "table inet fairlead is missing", nil
+	}
+	return "", nil
+}
+
+func (s *space) Remove(context.Context) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := s.fail["remove"]; err != nil {
+		return err
+	}
+	s.rules = ""
+	s.w.note("remove")
+	return nil
+}
+
+func (s *space) Listeners(context.Context) (status.Listeners, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := s.fail["listeners"]; err != nil {
+		return status.Listeners{}, err
+	}
+	tcp := s.missing != "tcp"
+	return status.Listeners{Known: true, Outbound: tcp, Inbound: tcp, HBONE: tcp, DNS: s.missing != "dns"}, nil
+}
+
+func (s *space) Proxied(context.Context) (int, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	return s.proxied, s.fail["proxied"]
+}
+
+func (s *space) Close() error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.open--
+	return nil
+}
