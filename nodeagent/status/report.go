@@ -107,6 +107,9 @@ type Listeners struct {
 	DNS      bool `json:"dns"`      // 15053, TCP and UDP
 }
 
+// Ready reports whether redirected TCP finds a listener.
+func (l Listeners) Ready() bool { return l.Outbound && l.Inbound && l.HBONE }
+
 // An Ack is one proxy's answer about the pod.
 type Ack struct {
 	Session uint64    `json:"session"`

@@ -51,7 +51,7 @@ func WriteTable(w io.Writer, node Node, pods []Pod, now time.Time) error {
 		if err == nil {
 			_, err = fmt.Fprintln(table, strings.Join([]string{
 				printable(p.Namespace), printable(p.Name), string(p.State), printable(string(p.Reason)),
-				p.rulesCell(), p.Listeners.cell(), p.proxiesCell(), since(p.Since, now),
+				p.rulesCell(), p.Listeners.String(), p.proxiesCell(), since(p.Since, now),
 			}, "\t"))
 		}
 	}
@@ -121,7 +121,8 @@ func (p Pod) rulesCell() string {
 	return p.Rules.State
 }
 
-func (l Listeners) cell() string {
+// String lists the ports that are listened on; - if that is not known.
+func (l Listeners) String() string {
 	if !l.Known {
 		return "-"
 	}

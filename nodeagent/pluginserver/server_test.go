@@ -1,0 +1,271 @@
+package pluginserver_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
+	"github.com/fairlead-mesh/fairlead/nodeagent/pluginserver"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pods is a reconciler that says what the test wants.
+type pods struct {
+	mu      sync.Mutex
+	asked   []string
+	answers map[string]error // by verb
+	wait    bool             // ADD waits for the end of its context
+	began   chan struct{}    // an ADD has come
+	ended   chan error       // how the waiting ADD's context ended
+	report  []status.Pod
+}
+
+func (p *pods) ask(verb string, a agentapi.Attachment) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked = append(p.asked, verb+" "+a.ContainerID)
+	return p.answers[verb]
+}
+
+func (p *pods) Add(ctx context.Context, a agentapi.Attachment) error {
+	err := p.ask("add", a)
+	p.began <- struct{}{}
+	if p.wait {
+		<-ctx.Done()
+		p.ended <- context.Cause(ctx)
+	}
+	return err
+}
+
+func (p *pods) Del(_ context.Context, a agentapi.Attachment) error   { return p.ask("del", a) }
+func (p *pods) Check(_ context.Context, a agentapi.Attachment) error { return p.ask("check", a) }
+func (p *pods) Report() []status.Pod                                 { return p.report }
+
+// serve runs a server and returns a client of it.
+func serve(t *testing.T, p *pods, change ...func(*pluginserver.Config)) (agentapi.Client, context.CancelFunc) {
+	t.Helper()
+	if p.answers == nil {
+		p.answers = map[string]error{}
+	}
+	p.began, p.ended = make(chan struct{}, 100), make(chan error, 1)
+	c := pluginserver.Config{
+		Pods: p, Node: func() status.Node { return status.Node{Version: "v1", Synced: true} },
+		RequestTimeout: 10 * time.Second, MaxClients: 8, Logger: slog.New(slog.DiscardHandler),
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	s, err := pluginserver.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := agentapi.Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.Run(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return agentapi.Client{Socket: socket}, cancel
+}
+
+func attachment() *agentapi.Attachment {
+	return &agentapi.Attachment{Namespace: "shop", Name: "web", UID: "u1", ContainerID: "c1", Netns: "/run/netns/c1", Interface: "eth0"}
+}
+
+func TestVerbs(t *testing.T) {
+	p := &pods{}
+	client, _ := serve(t, p)
+	for _, request := range []agentapi.Request{{Add: attachment()}, {Check: attachment()}, {Del: attachment()}} {
+		answer, err := client.Call(t.Context(), request)
+		if err != nil || answer.Error != nil {
+			t.Errorf("%+v: %v, %v", request, answer.Error, err)
+		}
+	}
+	if want := []string{"add c1", "check c1", "del c1"}; !slices.Equal(p.asked, want) {
+		t.Errorf("asked %q, want %q", p.asked, want)
+	}
+}
+
+func TestReasonsBecomeCodes(t *testing.T) {
+	for reason, code := range map[status.Reason]uint{
+		status.NoProxy:       agentapi.CodeNoProxy,
+		status.NoAnswer:      agentapi.CodeProxyRefused,
+		status.NoListeners:   agentapi.CodeProxyRefused,
+		status.ProxyRefused:  agentapi.CodeProxyRefused,
+		status.KernelRefused: agentapi.CodeKernel,
+		status.PodUnknown:    agentapi.CodePodUnknown,
+		status.NetnsRefused:  agentapi.CodeNamespace,
+		status.Cancelled:     agentapi.CodeInternal,
+	} {
+		t.Run(string(reason), func(t *testing.T) {
+			p := &pods{answers: map[string]error{"add": fmt.Errorf("wrapped: %w", &enroll.Failure{Reason: reason, Message: "bind: address in use"})}}
+			client, _ := serve(t, p)
+			answer, err := client.Call(t.Context(), agentapi.Request{Add: attachment()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := answer.Error
+			if e == nil || e.Code != code || e.Message != "bind: address in use" {
+				t.Fatalf("got %+v, want code %d", e, code)
+			}
+			if !strings.HasPrefix(e.Details, string(reason)) || !strings.HasSuffix(e.Details, reason.Remedy()) {
+				t.Errorf("details %q do not give reason and remedy", e.Details)
+			}
+		})
+	}
+}
+
+// An agent that is stopping says nothing: the plugin asks the next one.
+func TestNoAnswerWhileStopping(t *testing.T) {
+	client, _ := serve(t, &pods{answers: map[string]error{"add": errors.New("the agent is stopping")}})
+	if _, err := client.Call(t.Context(), agentapi.Request{Add: attachment()}); !errors.Is(err, agentapi.ErrBroken) {
+		t.Errorf("got %v, want a broken connection", err)
+	}
+}
+
+func TestThePluginGoesAway(t *testing.T) {
+	p := &pods{wait: true}
+	client, _ := serve(t, p)
+	ctx, cancel := context.WithCancel(t.Context())
+	called := make(chan error)
+	go func() {
+		_, err := client.Call(ctx, agentapi.Request{Add: attachment()})
+		called <- err
+	}()
+	<-p.began
+	cancel()
+	if err := <-called; err == nil {
+		t.Error("a cancelled call succeeded")
+	}
+	if err := <-p.ended; !errors.Is(err, agentapi.ErrPeerGone) {
+		t.Errorf("the ADD ended with %v", err)
+	}
+}
+
+func TestTheAgentEnds(t *testing.T) {
+	p := &pods{wait: true, answers: map[string]error{"add": errors.New("the agent is stopping")}}
+	client, stop := serve(t, p)
+	called := make(chan error)
+	go func() {
+		_, err := client.Call(t.Context(), agentapi.Request{Add: attachment()})
+		called <- err
+	}()
+	<-p.began
+	stop()
+	if err := <-called; !errors.Is(err, agentapi.ErrBroken) {
+		t.Errorf("got %v", err)
+	}
+	<-p.ended
+}
+
+func TestStatus(t *testing.T) {
+	p := &pods{report: []status.Pod{{Name: "a"}, {Name: "b"}}}
+	client, _ := serve(t, p)
+	var lines []string
+	err := client.Stream(t.Context(), agentapi.Request{Status: &agentapi.StatusRequest{}}, func(line json.RawMessage) error {
+		lines = append(lines, string(line))
+		return nil
+	})
+	if err != nil || len(lines) != 3 {
+		t.Fatalf("%d lines, %v", len(lines), err)
+	}
+	for i, want := range []string{`"version":"v1"`, `"name":"a"`, `"name":"b"`} {
+		if !strings.Contains(lines[i], want) {
+			t.Errorf("line %d is %s, want it to hold %s", i, lines[i], want)
+		}
+	}
+}
+
+// One pod that cannot be sent cuts the report off: the client must not take it
+// for a whole one.
+func TestStatusCutOff(t *testing.T) {
+	p := &pods{report: []status.Pod{{Name: "a"}, {Name: "b", Message: strings.Repeat("x", agentapi.MaxMessage)}}}
+	client, _ := serve(t, p)
+	err := client.Stream(t.Context(), agentapi.Request{Status: &agentapi.StatusRequest{}}, func(json.RawMessage) error { return nil })
+	if !errors.Is(err, agentapi.ErrBroken) {
+		t.Errorf("got %v, want a broken answer", err)
+	}
+}
+
+// send writes raw bytes and returns all that comes back.
+func send(t *testing.T, client agentapi.Client, text string) string {
+	t.Helper()
+	conn, err := net.Dial("unix", client.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := io.WriteString(conn, text); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := io.ReadAll(conn)
+	if err != nil {
+		t.Logf("reading the answer: %v", err) // the server may cut us off
+	}
+	return string(answer)
+}
+
+func TestNonsense(t *testing.T) {
+	p := &pods{}
+	client, _ := serve(t, p)
+	for text, want := range map[string]string{
+		"hello\n":                                  "cannot decode",
+		`{"version":2,"add":{}}` + "\n":            "version",
+		`{"version":1}` + "\n":                     "invalid request",
+		`{"version":1,"status":{},"x":1}` + "\n":   `unknown field \"x\"`,
+		strings.Repeat("x", agentapi.MaxMessage+1): "longer than",
+	} {
+		if got := send(t, client, text); !strings.Contains(got, want) || !strings.Contains(got, `"code":6`) {
+			t.Errorf("%.40q is answered with %q, want code 6 and %q", text, got, want)
+		}
+	}
+	if len(p.asked) != 0 {
+		t.Errorf("nonsense got through: %q", p.asked)
+	}
+}
+
+func TestSilentClientsHoldNobodyUp(t *testing.T) {
+	p := &pods{}
+	client, _ := serve(t, p, func(c *pluginserver.Config) { c.MaxClients, c.RequestTimeout = 1, 50*time.Millisecond })
+	silent, err := net.Dial("unix", client.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	if _, err := client.Call(t.Context(), agentapi.Request{Add: attachment()}); err != nil {
+		t.Errorf("behind a silent client: %v", err)
+	}
+	if n, err := silent.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("the silent client was not cut off: %d, %v", n, err)
+	}
+}
+
+func TestNewRefusesWhatIsMissing(t *testing.T) {
+	if _, err := pluginserver.New(pluginserver.Config{}); err == nil {
+		t.Error("an empty configuration is accepted")
+	}
+}
