@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/nodeagent/config"
+	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
+	"github.com/fairlead-mesh/fairlead/nodeagent/manifests"
+	"github.com/fairlead-mesh/fairlead/nodeagent/metrics"
+	"github.com/fairlead-mesh/fairlead/nodeagent/pluginserver"
+	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+func agentCommand() *cobra.Command {
+	var configPath, podsFrom string
+	cmd := &cobra.Command{
+		Use:   "agent --pods-from DIR",
+		Short: "Run the node agent",
+		Long: `Run the node agent: answer the CNI plugin, capture and release the node's pods,
+and hand their network namespaces to the node proxies that connect.
+
+It ends on SIGINT or SIGTERM and leaves every pod as it is.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := loadConfig(configPath, cmd.Flags().Changed("config"))
+			if err != nil {
+				return err
+			}
+			logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: c.LogLevel}))
+			a, err := newAgent(c, podsFrom, logger)
+			if err != nil {
+				return err
+			}
+			return a.run(cmd.Context())
+		},
+	}
+	cmd.Flags().StringVar(&configPath, "config", config.DefaultPath, "configuration file; without one at the default path, all is at its default")
+	cmd.Flags().StringVar(&podsFrom, "pods-from", "", "directory of Pod and Namespace manifests, all of which are this node's")
+	if err := cmd.MarkFlagRequired("pods-from"); err != nil {
+		panic(err) // the flag is defined above
+	}
+	return cmd
+}
+
+// loadConfig reads the file that was named, or the one at the default path if
+// there is one.
+func loadConfig(path string, named bool) (config.Config, error) {
+	c, err := config.Load(path)
+	if errors.Is(err, os.ErrNotExist) && !named {
+		return config.Default(), nil
+	}
+	return c, err
+}
+
+// An agent is the parts of the node agent, wired.
+type agent struct {
+	config  config.Config
+	started time.Time
+	logger  *slog.Logger
+	source  string
+
+	registry   *prometheus.Registry
+	pods       *manifests.Dir
+	proxies    *proxylink.Server
+	reconciler *enroll.Reconciler
+	plugins    *pluginserver.Server
+}
+
+// pollInterval is the safety net below a source's notifications.
+const pollInterval = 5 * time.Second
+
+func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, error) {
+	a := &agent{config: c, started: time.Now(), logger: logger, source: "the manifests in " + podsFrom, registry: prometheus.NewRegistry()}
+	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	policy, err := c.Policy()
+	if err != nil {
+		return nil, err
+	}
+	finder, err := sandbox.New()
+	if err != nil {
+		return nil, err
+	}
+	if a.pods, err = manifests.New(manifests.Config{Path: podsFrom, Poll: pollInterval, Changed: a.podsChanged, Logger: logger}); err != nil {
+		return nil, err
+	}
+	if a.proxies, err = proxylink.New(proxylink.Config{
+		Path: c.ProxySocket, AckTimeout: c.AckTimeout.Duration,
+		Changed: func(uid string) { a.reconciler.ProxyChanged(uid) },
+		Logger:  logger, Registerer: a.registry,
+	}); err != nil {
+		return nil, err
+	}
+	if a.reconciler, err = enroll.New(enroll.Config{
+		Policy: policy, Source: a.pods, Proxies: a.proxies,
+		Open:      func(path string) (enroll.Kernel, error) { return enroll.OpenKernel(finder, path) },
+		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
+		PodWait: c.Waits.Pod.Duration, ProxyWait: c.Waits.Proxy.Duration, AckWait: c.Waits.Ack.Duration,
+		ReleaseGrace: c.ReleaseGrace.Duration, DrainTimeout: c.DrainTimeout.Duration, SweepInterval: c.SweepInterval.Duration,
+		Workers: 8, Metrics: enroll.NewMetrics(a.registry), Logger: logger,
+	}); err != nil {
+		return nil, err
+	}
+	a.plugins, err = pluginserver.New(pluginserver.Config{
+		Pods: a.reconciler, Node: a.node, RequestTimeout: 5 * time.Second, MaxClients: 256, Logger: logger,
+	})
+	return a, err
+}
+
+// run runs the agent until ctx is done or a part of it fails.
+func (a *agent) run(ctx context.Context) error {
+	lock, err := proxylink.Lock(a.config.File("lock"))
+	if err != nil {
+		return err
+	}
+	defer closeQuietly(lock)
+	socket := a.config.File("agent.sock")
+	listener, err := agentapi.Listen(socket)
+	if err != nil {
+		return err
+	}
+	a.logger.Info("agent started", "version", version, "pods", a.source, "socket", socket, "proxySocket", a.config.ProxySocket)
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return a.reconciler.Run(ctx) })
+	group.Go(func() error { return a.proxies.Run(ctx) })
+	group.Go(func() error { return a.pods.Run(ctx) })
+	group.Go(func() error { return a.plugins.Run(ctx, listener) })
+	group.Go(func() error { return a.signOfLife(ctx) })
+	if a.config.HTTPAddress != "" {
+		group.Go(func() error {
+			return metrics.Run(ctx, metrics.Config{
+				Address: a.config.HTTPAddress, Gatherer: a.registry, Ready: a.ready, Live: a.reconciler.Healthy, Logger: a.logger,
+			})
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	a.logger.Info("agent stopped; every pod stays as it is")
+	return nil
+}
+
+// podsChanged is called by the source. Once the node's pods are known, proxies may
+// be told of them, and the plugin may be told that we are here.
+func (a *agent) podsChanged() {
+	a.reconciler.PodsChanged()
+	if a.ready() != nil {
+		return
+	}
+	a.proxies.Open()
+	if err := agentapi.MarkReady(a.config.File("agent.sock")); err != nil {
+		a.logger.Error("cannot tell the runtime that the agent is ready", "error", err)
+	}
+}
+
+// ready says why the agent is not ready, or nil. It does not wait for a proxy:
+// the proxy's own pod starts through our plugin.
+func (a *agent) ready() error {
+	if !a.pods.Synced() {
+		return errors.New("the node's pods are not known yet")
+	}
+	return nil
+}
+
+// signOfLife keeps the time of the lock file young; the plugin shows it when the
+// agent does not answer.
+func (a *agent) signOfLife(ctx context.Context) error {
+	tick := time.NewTicker(10 * time.Second)
+	defer tick.Stop()
+	for {
+		now := time.Now()
+		if err := os.Chtimes(a.config.File("lock"), now, now); err != nil {
+			a.logger.Warn("cannot renew the lock file's time", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// node is the head of a status report.
+func (a *agent) node() status.Node {
+	node := status.Node{
+		Version: version, Started: a.started, Source: a.source, Synced: a.pods.Synced(),
+		Proxies: []status.Proxy{}, Problems: a.pods.Problems(),
+	}
+	for _, s := range a.proxies.Sessions() {
+		node.Proxies = append(node.Proxies, status.Proxy{
+			Session: s.ID, PID: s.PID, State: string(s.State), Since: s.Since, Workloads: s.Acked,
+		})
+	}
+	return node
+}
+
+func closeQuietly(c io.Closer) { _ = c.Close() } // the process ends, and the kernel closes it anyway

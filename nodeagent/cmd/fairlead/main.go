@@ -1,0 +1,55 @@
+// Command fairlead is the agent of one node, and the commands that ask it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// version is stamped by the build.
+var version = "unknown"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	err := root().ExecuteContext(ctx)
+	if code := exitCode(0); errors.As(err, &code) {
+		os.Exit(int(code))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "fairlead:", err)
+		os.Exit(status.ExitUnasked)
+	}
+}
+
+// An exitCode ends the program without a word: all has been said.
+type exitCode int
+
+func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
+
+func root() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:           "fairlead",
+		Short:         "Connect a node's pods to its proxy",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	cmd.AddCommand(agentCommand(), statusCommand(), &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version)
+			return err
+		},
+	})
+	return cmd
+}

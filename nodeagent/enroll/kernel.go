@@ -1,0 +1,198 @@
+package enroll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/iptables/conntrack"
+	"github.com/fairlead-mesh/fairlead/iptables/nft"
+	"github.com/fairlead-mesh/fairlead/iptables/route"
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// netKernel is a Kernel of netlink sockets that are kept in the namespace.
+type netKernel struct {
+	handle *netns.Handle
+	table  *nft.Table
+	router *route.Router
+	diag   *sockets.Conn
+
+	fingerprint string // of the rules last applied or found as wanted
+	generation  uint32 // the ruleset's number at that time
+}
+
+// OpenKernel opens the namespace at path, which the runtime has named as a pod's.
+func OpenKernel(finder *sandbox.Finder, path string) (Kernel, error) {
+	handle, err := finder.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	k := &netKernel{handle: handle}
+	if k.table, err = nft.Open(handle); err == nil {
+		if k.router, err = route.Open(handle); err == nil {
+			k.diag, err = sockets.Open(handle)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot look into network namespace %s: %w", path, err), k.Close())
+	}
+	return k, nil
+}
+
+func (k *netKernel) Netns() *netns.Handle { return k.handle }
+func (k *netKernel) ID() string           { return k.handle.ID().String() }
+func (k *netKernel) Fingerprint() string  { return k.fingerprint }
+
+// Close lets go of everything: one socket that is forgotten keeps the namespace,
+// and its end of the veth, alive.
+func (k *netKernel) Close() error {
+	var errs []error
+	if k.table != nil {
+		errs = append(errs, k.table.Close())
+	}
+	if k.router != nil {
+		errs = append(errs, k.router.Close())
+	}
+	if k.diag != nil {
+		errs = append(errs, k.diag.Close())
+	}
+	return errors.Join(append(errs, k.handle.Close())...)
+}
+
+// build makes the rules and routes that want means in this namespace.
+func (k *netKernel) build(want ruleset.Config) (ruleset.Ruleset, route.Config, error) {
+	v4, v6, err := route.Families(k.handle)
+	if err != nil {
+		return ruleset.Ruleset{}, route.Config{}, err
+	}
+	want.IPv4, want.IPv6 = v4, v6
+	rules, err := ruleset.Build(want)
+	return rules, route.Config{IPv4: v4, IPv6: v6}, err
+}
+
+// Apply puts routes and rules in place, in this order: a mark without a route
+// loses packets. The runtime brings lo up at the same time as it executes us, and
+// does not mind that it is up already; a proxy cannot listen on ::1 before.
+func (k *netKernel) Apply(ctx context.Context, want ruleset.Config) error {
+	rules, routes, err := k.build(want)
+	if err != nil {
+		return err
+	}
+	if err := k.router.EnsureLoopback(ctx, 0); err != nil {
+		return err
+	}
+	if err := k.router.Apply(ctx, routes); err != nil {
+		return err
+	}
+	if err := k.table.Apply(ctx, rules); err != nil {
+		return err
+	}
+	// No number is remembered: the next Check reads, so that what somebody else
+	// changed in this moment is seen.
+	k.fingerprint, k.generation = rules.Fingerprint(), 0
+	if want.Form == ruleset.FormMarks {
+		return nil
+	}
+	return k.withConntrack(func(t *conntrack.Table) error {
+		_, err := t.DeleteUncaptured(ctx)
+		return err
+	})
+}
+
+// Check reads the rules only if the kernel has counted a change since they were
+// last found as wanted.
+func (k *netKernel) Check(ctx context.Context, want ruleset.Config) (string, error) {
+	rules, routes, err := k.build(want)
+	if err != nil {
+		return "", err
+	}
+	found, err := k.router.Check(ctx, routes)
+	if err != nil {
+		return "", err
+	}
+	drift := found.Drift
+	generation, err := k.table.Generation()
+	if err != nil {
+		return "", err
+	}
+	if fingerprint := rules.Fingerprint(); generation != k.generation || fingerprint != k.fingerprint {
+		diff, err := k.table.Check(ctx, rules)
+		if err != nil {
+			return "", err
+		}
+		if len(diff) == 0 {
+			k.fingerprint, k.generation = fingerprint, generation
+		} else {
+			drift = append(drift, diff.String())
+		}
+	}
+	return strings.Join(drift, "\n"), nil
+}
+
+// Remove takes everything of ours out of the namespace. What still leads to the
+// proxy's ports goes first: a DNS socket in use would go on asking a dead port.
+func (k *netKernel) Remove(ctx context.Context) error {
+	if err := k.withConntrack(func(t *conntrack.Table) error {
+		_, err := t.DeleteCaptured(ctx)
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := k.table.Remove(ctx); err != nil {
+		return err
+	}
+	k.fingerprint, k.generation = "", 0
+	return k.router.Remove(ctx)
+}
+
+func (k *netKernel) withConntrack(work func(*conntrack.Table) error) error {
+	t, err := conntrack.Open(k.handle)
+	if err != nil {
+		return err
+	}
+	return errors.Join(work(t), t.Close())
+}
+
+func (k *netKernel) Listeners(ctx context.Context) (status.Listeners, error) {
+	l, err := k.diag.Listeners(ctx)
+	if err != nil {
+		return status.Listeners{}, err
+	}
+	v6, err := k.canAsk6()
+	if err != nil {
+		return status.Listeners{}, err
+	}
+	return status.Listeners{
+		Known: true, Outbound: l.Outbound, Inbound: l.Inbound, HBONE: l.HBONE,
+		DNS: l.DNS && (l.DNS6 || !v6), // queries of both families are redirected
+	}, nil
+}
+
+// canAsk6 reports whether a DNS query over IPv6 can be redirected at all: to ::1,
+// which is not there where IPv6 is switched off.
+func (k *netKernel) canAsk6() (bool, error) {
+	var there bool
+	err := k.handle.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if errors.Is(err, unix.EAFNOSUPPORT) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("cannot open an IPv6 socket: %w", err)
+		}
+		there = unix.Bind(fd, &unix.SockaddrInet6{Addr: netip.IPv6Loopback().As16()}) == nil
+		return unix.Close(fd)
+	})
+	return there, err
+}
+
+func (k *netKernel) Proxied(ctx context.Context) (int, error) { return k.diag.Proxied(ctx) }
