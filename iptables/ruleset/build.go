@@ -37,17 +37,23 @@ func Build(config Config) (Ruleset, error) {
 		// Of type route: a packet whose mark has changed is routed again.
 		{Name: "mangle-output", Type: Route, Hook: Output, Priority: manglePriority, Rules: mangleOutput()},
 	}
-	if c.Form != FormMarks {
+	natOutput := Chain{Name: "nat-output", Type: NAT, Hook: Output, Priority: natPriority}
+	if c.Form == FormMarks {
+		// Without a rule, and needed: the kernel translates the packets of redirected connections only while some chain of
+		// type nat exists. When the last one goes they leave the pod as the app wrote them.
+		chains = append(chains, natOutput)
+	} else {
+		natOutput.Rules = c.natOutput()
 		chains = append(chains,
 			Chain{Name: "nat-prerouting", Type: NAT, Hook: Prerouting, Priority: natPriority, Rules: c.natPrerouting()},
-			Chain{Name: "nat-output", Type: NAT, Hook: Output, Priority: natPriority, Rules: c.natOutput()},
+			natOutput,
 			// At the hooks of the redirects, not at input: what is forwarded to a virtual interface is redirected too.
 			Chain{Name: "guard-prerouting", Type: Filter, Hook: Prerouting, Priority: filterPriority, Rules: c.guardPrerouting()},
 			Chain{Name: "guard-output", Type: Filter, Hook: Output, Priority: filterPriority, Rules: c.guardOutput()})
 	}
 	var rs Ruleset
 	for _, chain := range chains {
-		if len(chain.Rules) > 0 {
+		if len(chain.Rules) > 0 || chain.Type == NAT && chain.Hook == Output {
 			chain.Policy = PolicyAccept
 			rs.Chains = append(rs.Chains, chain)
 		}

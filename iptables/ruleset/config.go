@@ -24,12 +24,15 @@ type Config struct {
 	Form Form
 }
 
+// maxInterfaces keeps an annotation from making a table that is too large to be sent or checked at once.
+const maxInterfaces = 64
+
 // Form says how much of the ruleset is wanted.
 type Form uint8
 
 const (
-	// FormMarks is only what a proxied connection needs to stay alive: marks and DNS zones, nothing is captured. It stands
-	// before the proxy has acknowledged a pod and while a pod is being released.
+	// FormMarks is only what a proxied connection needs to stay alive: marks, DNS zones and a place on the nat hook. Nothing
+	// is captured. It stands before the proxy has acknowledged a pod and while a pod is being released.
 	FormMarks Form = iota + 1
 	// FormSYN captures the connections that begin from now on, so that older ones live. It leaks what it must
 	// not capture: a proxied connection whose conntrack entry is lost goes on in the clear. Only while older ones exist.
@@ -112,6 +115,9 @@ func (c Config) normal() (Config, error) {
 			seen[name] = true
 			names = append(names, name)
 		}
+	}
+	if len(names) > maxInterfaces {
+		errs = append(errs, fmt.Errorf("%d virtual interfaces are more than %d", len(names), maxInterfaces))
 	}
 	c.VirtualInterfaces = names
 	if len(errs) > 0 {

@@ -24,6 +24,11 @@ func TestBuildRefuses(t *testing.T) {
 		{"any address", func(c *Config) { c.ProbeIPv4 = netip.IPv4Unspecified() }, "0.0.0.0 cannot be the source"},
 		{"loopback", func(c *Config) { c.ProbeIPv6 = netip.IPv6Loopback() }, "::1 cannot be the source"},
 		{"interface", func(c *Config) { c.VirtualInterfaces = []string{"ok0", "no good"} }, `"no good" holds the character ' '`},
+		{"too many interfaces", func(c *Config) {
+			for i := range 65 {
+				c.VirtualInterfaces = append(c.VirtualInterfaces, fmt.Sprintf("tap%d", i))
+			}
+		}, "65 virtual interfaces are more than 64"},
 		{"everything wrong is named, in one line", func(c *Config) {
 			c.IPv4, c.IPv6, c.VirtualInterfaces = false, false, []string{"", "a/b"}
 		}, "neither IPv4 nor IPv6 is on; an interface name is empty; interface name \"a/b\""},

@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 )
 
@@ -166,6 +167,18 @@ func TestZones(t *testing.T) {
 				answer := comes(UDP, to(a.peer, 53), to(a.pod, 4000), "eth0")
 				check("the answer to the proxy", tr.prerouting(answer), wanted)
 				check("the proxy's answer to the app", tr.prerouting(answer.marked(ProxyMark)), 0)
+			}
+		}
+	}
+}
+
+// Redirected connections are translated only as long as the namespace has a chain of type nat.
+func TestEveryFormHasANatChain(t *testing.T) {
+	for name, config := range matrix() {
+		for _, f := range forms {
+			rs := mustBuild(t, config.with(f))
+			if !slices.ContainsFunc(rs.Chains, func(c Chain) bool { return c.Type == NAT }) {
+				t.Errorf("%s, form %s has none:\n%s", name, f, rs)
 			}
 		}
 	}

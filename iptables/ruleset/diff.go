@@ -59,7 +59,7 @@ func (d Diff) String() string {
 // since hooks and priorities decide.
 func Compare(want, got Ruleset) Diff {
 	if len(got.Chains) == 0 && len(got.Foreign) == 0 && len(want.Chains) > 0 {
-		return Diff{{Kind: Missing, Where: "table inet " + Table}}
+		return Diff{{Kind: Missing, Where: "everything in table inet " + Table}}
 	}
 	var diff Diff
 	for _, foreign := range got.Foreign {

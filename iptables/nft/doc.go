@@ -1,0 +1,20 @@
+// Package nft keeps a ruleset in a network namespace's table inet fairlead, by netlink: no program is executed, no lock
+// is taken.
+//
+// Apply replaces the table as a whole, in one transaction that the kernel does entirely or not at all; connections and
+// conntrack entries do not notice. Check reads it back and compares rules, their order, chains, hooks, and whatever else is in the
+// table; it looks at no other table. Generation costs next to nothing, and tells whether a Check could find anything new. The
+// nft command shows the same rules in ordinary syntax.
+//
+// The expressions are google/nftables'; the socket is our own. The library gives up which message a transaction failed at, has no
+// call for the ruleset's number, and takes what any process in the pod's namespace sends to the socket for the kernel's word.
+//
+// Failures that the package survives:
+//   - A socket in another namespace than meant (a closed handle, a number used again): nothing is written.
+//   - Kernels without a feature: the error names the rule or chain, and the module.
+//   - Anything at all in a table of our name: sets, chains without a hook, rules that we never write, the flag dormant. Check
+//     reports it, Apply replaces it.
+//   - A process in the pod that changes the ruleset in a loop: three attempts and 50 ms, then the table counts as drifted. Or
+//     that fills the table with a million rules: reading is cut short, and says so.
+//   - A process in the pod that sends to our socket: the kernel refuses it.
+package nft
