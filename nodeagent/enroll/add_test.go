@@ -6,15 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestAddOfAnUnlabelledPod(t *testing.T) {
 	inWorld(t, func(w *world) {
