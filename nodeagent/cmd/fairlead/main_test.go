@@ -1,0 +1,231 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
+	"github.com/fairlead-mesh/fairlead/nodeagent/config"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+func TestMain(m *testing.M) { netlab.Main(m, 5) }
+
+// run executes a command line and returns what it printed.
+func run(ctx context.Context, args ...string) (string, error) {
+	var out bytes.Buffer
+	cmd := root()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	err := cmd.ExecuteContext(ctx)
+	return out.String(), err
+}
+
+// settings is the configuration of an agent that shares nothing.
+func settings(t *testing.T) (config.Config, string) {
+	t.Helper()
+	dir := t.TempDir()
+	c := config.Default()
+	c.RunDir, c.ProxySocket, c.HTTPAddress = filepath.Join(dir, "run"), filepath.Join(dir, "zds", "ztunnel.sock"), ""
+	text := "apiVersion: " + config.APIVersion + "\nkind: " + config.Kind + "\nrunDir: " + c.RunDir +
+		"\nproxySocket: " + c.ProxySocket + "\nhttpAddress: \"\"\n"
+	file := filepath.Join(dir, "config.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return c, file
+}
+
+// start runs an agent until the end of the test, or until stop is called.
+func start(t *testing.T, file, pods string) (stop func() (string, error)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	type result struct {
+		out string
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		out, err := run(ctx, "agent", "--config", file, "--pods-from", pods)
+		done <- result{out, err}
+	}()
+	var r result
+	ended := false
+	stop = func() (string, error) {
+		cancel()
+		if !ended {
+			r, ended = <-done, true
+		}
+		return r.out, r.err
+	}
+	t.Cleanup(func() { _, _ = stop() })
+	return stop
+}
+
+const manifest = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, namespace: shop, labels: {istio.io/dataplane-mode: ambient}}\nspec: {containers: []}\n"
+
+func TestAgentAnswersStatus(t *testing.T) {
+	netlab.Kernel(t)
+	c, file := settings(t)
+	pods := t.TempDir()
+	if err := os.WriteFile(filepath.Join(pods, "web.yaml"), []byte(manifest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stop := start(t, file, pods)
+	var out string
+	netlab.Eventually(t, func() error {
+		var err error
+		out, err = run(t.Context(), "status", "--run-dir", c.RunDir)
+		if err == nil && !strings.Contains(out, "web") {
+			err = errors.New("the pod is not shown yet: " + out)
+		}
+		if code := exitCode(0); errors.As(err, &code) {
+			return nil
+		}
+		return err
+	})
+	for _, want := range []string{"shop", "web", "Pending", "NetworkNamespaceUnknown", "none connected", "remedy: restart the pod"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("status does not show %q:\n%s", want, out)
+		}
+	}
+	out, err := run(t.Context(), "status", "-o", "json", "--run-dir", c.RunDir)
+	if code := exitCode(0); !errors.As(err, &code) || code != status.ExitAttention {
+		t.Errorf("a pod that nobody knows the namespace of: %v, want exit code %d", err, status.ExitAttention)
+	}
+	if !strings.Contains(out, `"reason": "NetworkNamespaceUnknown"`) {
+		t.Errorf("no JSON: %s", out)
+	}
+	// The plugin's STATUS finds that an agent has been ready.
+	if _, err := os.Stat(filepath.Join(c.RunDir, "ready")); err != nil {
+		t.Error(err)
+	}
+	log, err := stop()
+	if err != nil || !strings.Contains(log, "every pod stays as it is") {
+		t.Errorf("the agent ended with %v:\n%s", err, log)
+	}
+}
+
+func TestSecondAgentIsKeptOut(t *testing.T) {
+	netlab.Kernel(t)
+	c, file := settings(t)
+	pods := t.TempDir()
+	start(t, file, pods)
+	netlab.Eventually(t, func() error {
+		_, err := run(t.Context(), "status", "--run-dir", c.RunDir)
+		return err
+	})
+	if _, err := run(t.Context(), "agent", "--config", file, "--pods-from", pods); err == nil || !strings.Contains(err.Error(), "another agent") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAgentThatCannotRunSaysWhy(t *testing.T) {
+	netlab.Kernel(t)
+	_, file := settings(t)
+	bad := filepath.Join(t.TempDir(), "bad.yaml")
+	if err := os.WriteFile(bad, []byte("kind: Pod\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no source":          {[]string{"agent"}, "pods-from"},
+		"no such directory":  {[]string{"agent", "--config", file, "--pods-from", "/nowhere"}, "/nowhere"},
+		"no such config":     {[]string{"agent", "--config", "/nowhere.yaml", "--pods-from", t.TempDir()}, "/nowhere.yaml"},
+		"not a config":       {[]string{"agent", "--config", bad, "--pods-from", t.TempDir()}, "AgentConfig"},
+		"unknown output":     {[]string{"status", "-o", "xml"}, "xml"},
+		"nobody to ask":      {[]string{"status", "--run-dir", "/nowhere"}, "/nowhere/agent.sock"},
+		"no such command":    {[]string{"frobnicate"}, "frobnicate"},
+		"unexpected operand": {[]string{"version", "1"}, "version"},
+	} {
+		if _, err := run(t.Context(), test.args...); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want it to say %q", name, err, test.want)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	if out, err := run(t.Context(), "version"); err != nil || strings.TrimSpace(out) != version {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+// All metrics are good ones, and those that METRICS.md lists.
+func TestMetricsAreListed(t *testing.T) {
+	netlab.Kernel(t)
+	c, _ := settings(t)
+	a, err := newAgent(c, t.TempDir(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	described := make(chan *prometheus.Desc, 1000)
+	a.registry.Describe(described)
+	close(described)
+	var have []string
+	for d := range described {
+		name := regexp.MustCompile(`fqName: "([^"]+)"`).FindStringSubmatch(d.String())[1]
+		if strings.HasPrefix(name, "fairlead_") && !slices.Contains(have, name) {
+			have = append(have, name)
+		}
+	}
+	text, err := os.ReadFile("../../metrics/METRICS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `(fairlead_[a-z_]+)`").FindAllStringSubmatch(string(text), -1) {
+		listed = append(listed, row[1])
+	}
+	slices.Sort(have)
+	slices.Sort(listed)
+	if !slices.Equal(have, listed) {
+		t.Errorf("registered: %q\nlisted in METRICS.md: %q", have, listed)
+	}
+	families, err := a.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
+}
+
+// Liveness and readiness before and after the pods are known.
+func TestReady(t *testing.T) {
+	netlab.Kernel(t)
+	c, _ := settings(t)
+	a, err := newAgent(c, t.TempDir(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.ready(); err == nil || !strings.Contains(err.Error(), "not known yet") {
+		t.Errorf("before the pods are known: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	done := make(chan error)
+	go func() { done <- a.run(ctx) }()
+	netlab.Eventually(t, a.ready)
+	if err := a.reconciler.Healthy(); err != nil {
+		t.Errorf("alive: %v", err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
