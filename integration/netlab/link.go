@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -57,17 +58,29 @@ func Cable(a, b Port) error {
 	return errors.Join(a.awaitUp(), b.awaitUp())
 }
 
-// awaitUp waits until the interface is operational. The kernel's own notice may
-// come a second late (linkwatch), and IPv6 does not work until then; since Linux
-// 6.8 asking for the interface brings it at once.
+// awaitUp waits until the interface and its addresses can be used. The kernel's own
+// notice of the interface may come a second late (linkwatch), and IPv6 does not work
+// until then; since Linux 6.8 asking for the interface brings it at once. Somewhat
+// after an IPv6 address was added the kernel begins to answer for it.
 func (p Port) awaitUp() error {
 	err := p.NS.withRTNL(func(rtnl *netlink.Handle) error {
-		tick := time.NewTicker(5 * time.Millisecond)
+		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
 		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); <-tick.C {
 			link, err := rtnl.LinkByName(p.link())
-			if err != nil || link.Attrs().OperState == netlink.OperUp {
+			if err != nil {
 				return err
+			}
+			addrs, err := rtnl.AddrList(link, netlink.FAMILY_V6)
+			if errors.Is(err, netlink.ErrDumpInterrupted) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			tentative := slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.Flags&unix.IFA_F_TENTATIVE != 0 })
+			if link.Attrs().OperState == netlink.OperUp && !tentative {
+				return nil
 			}
 		}
 		return errors.New("not up after 5 s")
@@ -85,11 +98,7 @@ func (p Port) configure() error {
 			return err
 		}
 		for _, prefix := range p.Addrs {
-			addr := &netlink.Addr{IPNet: ipNet(prefix)}
-			if prefix.Addr().Is6() {
-				addr.Flags = unix.IFA_F_NODAD
-			}
-			if err := rtnl.AddrAdd(link, addr); err != nil {
+			if err := rtnl.AddrAdd(link, &netlink.Addr{IPNet: ipNet(prefix)}); err != nil {
 				return fmt.Errorf("address %s: %w", prefix, err)
 			}
 		}
