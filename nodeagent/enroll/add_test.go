@@ -3,6 +3,8 @@ package enroll
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -248,6 +250,30 @@ func TestDelOfAPodThatNobodyKnows(t *testing.T) {
 		if len(w.r.pods) != 0 {
 			t.Errorf("a pod is left: %v", w.r.pods)
 		}
+	})
+}
+
+// Whatever is asked about one pod at once, every call is answered.
+func TestManyCallsForOnePod(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.proxySays(proxylink.Nacked, "busy") // each ADD fails and is undone
+		var calls sync.WaitGroup
+		for i := range 8 {
+			calls.Go(func() {
+				for range 50 {
+					container := sandboxOf("web", fmt.Sprint("c", i%4))
+					_ = w.r.Add(w.t.Context(), container)
+					_ = w.r.Check(w.t.Context(), container)
+					if err := w.r.Del(w.t.Context(), container); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		calls.Wait()
+		w.forget("web")
+		w.wantState()
 	})
 }
 

@@ -11,8 +11,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
-// A pod is one pod that the runtime has told us of. Its worker owns it, but for
-// what the Reconciler's mutex guards.
+// A pod is one pod that the runtime has told us of.
 type pod struct {
 	r   *Reconciler
 	uid string
@@ -20,6 +19,11 @@ type pod struct {
 	calls  []*call    // guarded by Reconciler.mu: not taken yet
 	report status.Pod // guarded by Reconciler.mu
 
+	progress
+}
+
+// progress is what a pod's worker knows and has done. It alone touches it.
+type progress struct {
 	attachment *agentapi.Attachment // nil: the runtime has said that it is over
 	adding     *call                // the ADD that waits for the outcome
 	waiting    waiting
@@ -150,7 +154,7 @@ func (p *pod) drop() {
 	if err := p.closeKernel(); err != nil {
 		p.r.config.Logger.Warn("cannot let go of a pod's namespace", "pod", p.name(), "error", err)
 	}
-	*p = pod{r: p.r, uid: p.uid, calls: p.calls, checks: p.checks, report: p.report}
+	p.progress = progress{checks: p.checks}
 }
 
 // undo takes back an ADD that failed. The runtime destroys the namespace next, so
