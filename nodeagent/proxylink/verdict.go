@@ -1,0 +1,158 @@
+package proxylink
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// State is what the proxies say of a workload, all together or one.
+type State string
+
+// The states. NoProxy and Gone are a verdict's only.
+const (
+	NoProxy     State = "noProxy"     // announced, and no proxy is connected
+	Waiting     State = "waiting"     // announced, and not answered
+	Acked       State = "acked"       // served
+	Nacked      State = "nacked"      // refused; the proxy keeps trying until it is withdrawn
+	Unsent      State = "unsent"      // it could not be sent, by the agent's fault or the workload's
+	Withdrawing State = "withdrawing" // withdrawn, and the Del is not acked
+	Gone        State = "gone"        // no connected proxy has it, or it never was announced
+)
+
+// Ack is one session's state of a workload.
+type Ack struct {
+	Session uint64
+	PID     int32
+	State   State
+	Text    string // why it is Nacked or Unsent
+	At      time.Time
+}
+
+// Verdict is what became of a workload.
+type Verdict struct {
+	State State
+	Proxy string // which decided, if one did: "pid 123"
+	Text  string
+	Since time.Time
+	// Recheck, unless zero, is when the verdict changes if nothing else does.
+	Recheck time.Duration
+	Acks    []Ack // newest session first
+}
+
+// Verdict decides by the newest session that has acked its snapshot. Until it has
+// answered nobody decides, but after AckPreference any session's ack counts. What
+// the deciding session nacked, or could not be sent, stays so until the workload
+// is announced anew.
+func (s *Server) Verdict(uid string) Verdict {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	want := s.desired[uid]
+	var voices []voice
+	for _, session := range slices.Backward(s.sessions) {
+		if v, ok := session.voice(uid, want); ok {
+			voices = append(voices, v)
+		}
+	}
+	v := Verdict{State: Gone}
+	switch {
+	case want != nil && len(voices) == 0:
+		v.State, v.Since = NoProxy, later(want.at, s.lonely)
+	case want != nil:
+		v = decide(voices, want.at, time.Now(), s.cfg.AckPreference)
+	case len(voices) > 0:
+		v.State = Withdrawing
+		for _, voice := range voices {
+			v.Since = later(v.Since, voice.At)
+		}
+	}
+	for _, voice := range voices {
+		v.Acks = append(v.Acks, voice.Ack)
+	}
+	return v
+}
+
+// voice is an Ack and how much it counts.
+type voice struct {
+	Ack
+	synced bool
+	since  time.Time // when it became synced, or said hello
+}
+
+// voice is what the session says of uid, if anything. The server's lock is held.
+func (c *session) voice(uid string, want *announcement) (voice, bool) {
+	v := voice{
+		Ack:    Ack{Session: c.id, PID: c.peer.PID, State: Waiting},
+		synced: c.state == Synced, since: c.since,
+	}
+	switch r := c.records[uid]; {
+	case c.state == Hello:
+		return v, false
+	case r != nil && !r.withdrawn.IsZero():
+		v.State, v.At = Withdrawing, r.withdrawn
+	case want == nil:
+		return v, false
+	case r != nil && r.announced == want:
+		v.State, v.Text, v.At = r.state, r.text, r.at
+	default:
+		v.At = want.at
+	}
+	return v, true
+}
+
+// decide is Verdict's rule. There is at least one voice, the newest is the first.
+func decide(voices []voice, announced, now time.Time, preference time.Duration) Verdict {
+	preferred := slices.IndexFunc(voices, func(v voice) bool { return v.synced })
+	if preferred >= 0 {
+		switch v := voices[preferred]; v.State {
+		case Acked, Nacked, Unsent:
+			return v.decides()
+		}
+	}
+	acked := slices.IndexFunc(voices, func(v voice) bool { return v.State == Acked })
+	if acked < 0 {
+		return Verdict{State: Waiting, Since: announced}
+	}
+	waiting := later(announced, voices[max(preferred, 0)].since)
+	if rest := waiting.Add(preference).Sub(now); rest > 0 {
+		return Verdict{State: Waiting, Since: announced, Recheck: rest}
+	}
+	return voices[acked].decides()
+}
+
+func (v voice) decides() Verdict {
+	return Verdict{State: v.State, Proxy: fmt.Sprintf("pid %d", v.PID), Text: v.Text, Since: v.At}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// SessionInfo describes a connected proxy.
+type SessionInfo struct {
+	ID    uint64
+	PID   int32
+	State SessionState
+	Since time.Time // it is in State
+	Acked int       // workloads it serves
+}
+
+// Sessions lists the connected proxies, newest first.
+func (s *Server) Sessions() []SessionInfo {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var infos []SessionInfo
+	for _, session := range slices.Backward(s.sessions) {
+		info := SessionInfo{ID: session.id, PID: session.peer.PID, State: session.state, Since: session.since}
+		for _, r := range session.records {
+			if r.state == Acked && r.withdrawn.IsZero() {
+				info.Acked++
+			}
+		}
+		infos = append(infos, info)
+	}
+	return infos
+}
