@@ -188,7 +188,7 @@ func (p *pod) settle(ctx context.Context, out *outcome) {
 		if out.state == status.Captured || out.state == status.NotCaptured {
 			c.answer <- nil
 		} else {
-			c.answer <- &Failure{out.reason, p.explain(*out)}
+			c.answer <- &Failure{out.reason, "not captured: " + out.message}
 		}
 	}
 	p.checks = nil
@@ -214,7 +214,7 @@ func (p *pod) settle(ctx context.Context, out *outcome) {
 		}
 		return
 	}
-	p.fail(&Failure{out.reason, p.explain(*out)})
+	p.fail(&Failure{out.reason, "not captured: " + out.message})
 	p.undo(ctx)
 }
 

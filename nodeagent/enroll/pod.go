@@ -2,7 +2,6 @@ package enroll
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
@@ -173,11 +172,6 @@ func (p *pod) undo(ctx context.Context) {
 func (p *pod) withdraw() {
 	p.r.config.Proxies.Withdraw(p.uid)
 	p.announced = false
-}
-
-// explain is an outcome as the person sees it whose pod does not start.
-func (p *pod) explain(out outcome) string {
-	return fmt.Sprintf("pod %s is not captured: %s", p.name(), out.message)
 }
 
 // backoff doubles from first up to most.
