@@ -38,6 +38,14 @@ type call struct {
 	answer     chan error // has room for the answer
 }
 
+// An answer is given at the end of a turn, when the report says the same.
+type answer struct {
+	call *call
+	err  error
+}
+
+func (p *pod) answer(c *call, err error) { p.answers = append(p.answers, answer{c, err}) }
+
 // Add makes a the pod's attachment and returns when the pod is captured, or is not
 // meant to be, or cannot be: then with a *Failure, and what was begun is undone.
 // So it is when ctx ends. It may be repeated.
@@ -117,16 +125,29 @@ func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 	r.busy[uid] = time.Now()
 	r.mu.Unlock()
 
+	var checks []*call
 	for _, c := range calls {
-		p.take(c)
+		if c.verb == check {
+			checks = append(checks, c)
+		} else {
+			p.take(c)
+		}
 	}
 	out := p.reconcile(ctx)
+	for _, c := range checks {
+		p.check(c, out)
+	}
 	p.settle(ctx, &out)
+	answers := p.answers
+	p.answers = nil
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.busy, uid)
 	p.publish(out)
+	for _, a := range answers {
+		a.call.answer <- a.err
+	}
 	if p.attachment == nil && len(p.calls) == 0 {
 		delete(r.pods, uid)
 		return 0
@@ -137,22 +158,21 @@ func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 	return r.config.SweepInterval
 }
 
-// take carries out a call as far as that needs no waiting.
+// current reports whether the call is about the pod's present sandbox.
+func (p *pod) current(c *call) bool {
+	return p.attachment != nil && p.attachment.ContainerID == c.attachment.ContainerID
+}
+
+// take carries out an ADD or a DEL as far as that needs no waiting.
 func (p *pod) take(c *call) {
-	current := p.attachment != nil && p.attachment.ContainerID == c.attachment.ContainerID
 	switch {
-	case c.verb == check && !current:
-		c.answer <- &Failure{status.PodUnknown, fmt.Sprintf("the agent has not been told of container %s of pod %s/%s",
-			c.attachment.ContainerID, c.attachment.Namespace, c.attachment.Name)}
-	case c.verb == check:
-		p.checks = append(p.checks, c)
+	case c.verb == del && p.current(c):
+		p.fail(&Failure{status.Deleted, "the runtime deleted the sandbox"})
+		p.drop()
+		p.answer(c, nil)
 	case c.verb == del:
-		if current {
-			p.fail(&Failure{status.Deleted, "the runtime deleted the sandbox"})
-			p.drop()
-		}
-		c.answer <- nil
-	case current: // the plugin has lost its connection and asks again
+		p.answer(c, nil)
+	case p.current(c): // the plugin has lost its connection and asks again
 		p.fail(&Failure{status.Cancelled, "the same ADD was asked for again"})
 		p.begin(c)
 	default: // a new sandbox
@@ -165,6 +185,19 @@ func (p *pod) take(c *call) {
 	}
 }
 
+// check answers a CHECK by what the turn came to.
+func (p *pod) check(c *call, out outcome) {
+	switch {
+	case !p.current(c):
+		p.answer(c, &Failure{status.PodUnknown, fmt.Sprintf("the agent has not been told of container %s of pod %s/%s",
+			c.attachment.ContainerID, c.attachment.Namespace, c.attachment.Name)})
+	case out.state == status.Captured, out.state == status.NotCaptured:
+		p.answer(c, nil)
+	default:
+		p.answer(c, &Failure{out.reason, "not captured: " + out.message})
+	}
+}
+
 // begin makes c the ADD that waits for the outcome.
 func (p *pod) begin(c *call) {
 	p.adding = c
@@ -174,7 +207,7 @@ func (p *pod) begin(c *call) {
 // fail answers the ADD that waits, if one does.
 func (p *pod) fail(f *Failure) {
 	if p.adding != nil {
-		p.adding.answer <- f
+		p.answer(p.adding, f)
 		p.adding = nil
 	}
 }
@@ -184,14 +217,6 @@ type waiting map[status.Reason]time.Time
 
 // settle decides whether the turn's outcome is the answer to who waits.
 func (p *pod) settle(ctx context.Context, out *outcome) {
-	for _, c := range p.checks {
-		if out.state == status.Captured || out.state == status.NotCaptured {
-			c.answer <- nil
-		} else {
-			c.answer <- &Failure{out.reason, "not captured: " + out.message}
-		}
-	}
-	p.checks = nil
 	if p.adding == nil {
 		return
 	}
@@ -202,7 +227,7 @@ func (p *pod) settle(ctx context.Context, out *outcome) {
 	}
 	switch out.state {
 	case status.Captured, status.NotCaptured:
-		p.adding.answer <- nil
+		p.answer(p.adding, nil)
 		p.adding = nil
 		p.r.config.Logger.Info("pod started", "pod", p.name(), "state", out.state, "reason", out.reason)
 		return

@@ -18,6 +18,7 @@ type pod struct {
 	calls  []*call    // guarded by Reconciler.mu: not taken yet
 	report status.Pod // guarded by Reconciler.mu
 
+	answers []answer // to the calls taken in this turn; the worker's
 	progress
 }
 
@@ -26,7 +27,6 @@ type progress struct {
 	attachment *agentapi.Attachment // nil: the runtime has said that it is over
 	adding     *call                // the ADD that waits for the outcome
 	waiting    waiting
-	checks     []*call
 
 	object   intent.Pod
 	decision intent.Decision
@@ -153,7 +153,7 @@ func (p *pod) drop() {
 	if err := p.closeKernel(); err != nil {
 		p.r.config.Logger.Warn("cannot let go of a pod's namespace", "pod", p.name(), "error", err)
 	}
-	p.progress = progress{checks: p.checks}
+	p.progress = progress{}
 }
 
 // undo takes back an ADD that failed. The runtime destroys the namespace next, so
