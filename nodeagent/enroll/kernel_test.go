@@ -64,12 +64,11 @@ func TestKernelAppliesChecksAndRemoves(t *testing.T) {
 				t.Errorf("%s: %q, %v", form, drift, err)
 			}
 		}
-		print := k.Fingerprint()
 		rules := netlab.NftList(t, pod)
 		if redirected := strings.Contains(rules, "redirect to :15001"); redirected != (form != ruleset.FormMarks) {
 			t.Errorf("%s: redirects present: %v", form, redirected)
 		}
-		if print == "" {
+		if k.Fingerprint() == "" {
 			t.Errorf("%s has no fingerprint", form)
 		}
 	}

@@ -134,7 +134,7 @@ func (w *world) del(name, container string) {
 
 // pass lets time go by.
 func (w *world) pass(d time.Duration) {
-	time.Sleep(d)
+	<-time.After(d) // the bubble's clock
 	synctest.Wait()
 }
 

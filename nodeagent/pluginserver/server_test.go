@@ -179,7 +179,9 @@ func TestTheAgentEnds(t *testing.T) {
 	if err := <-called; !errors.Is(err, agentapi.ErrBroken) {
 		t.Errorf("got %v", err)
 	}
-	<-p.ended
+	if err := <-p.ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the ADD ended with %v", err)
+	}
 }
 
 func TestStatus(t *testing.T) {

@@ -19,12 +19,13 @@ var version = "unknown"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
 	err := root().ExecuteContext(ctx)
-	if code := exitCode(0); errors.As(err, &code) {
+	stop()
+	var code exitCode
+	switch {
+	case errors.As(err, &code):
 		os.Exit(int(code))
-	}
-	if err != nil {
+	case err != nil:
 		fmt.Fprintln(os.Stderr, "fairlead:", err)
 		os.Exit(status.ExitUnasked)
 	}
