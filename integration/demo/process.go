@@ -1,0 +1,114 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A process is one of the node's daemons. What it prints goes to its log.
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	log  string
+	done chan struct{} // closed when it has ended
+}
+
+// launch starts a daemon, which appends to the log of those of its name before it.
+func launch(dir, name, path string, args ...string) (*process, error) {
+	p := &process{name: name, cmd: exec.Command(path, args...), log: filepath.Join(dir, name+".log"), done: make(chan struct{})}
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }() // the daemon has its own
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("cannot start the %s: %w", name, err)
+	}
+	go func() {
+		_ = p.cmd.Wait() // how it ended is in ProcessState
+		close(p.done)
+	}()
+	return p, nil
+}
+
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
+func (p *process) signal(s syscall.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil {
+		return fmt.Errorf("cannot send %s to the %s: %w", s, p.name, err)
+	}
+	return nil
+}
+
+// end has the process end by a signal, and returns when it has.
+func (p *process) end(ctx context.Context, s syscall.Signal) error {
+	ctx, cancel := context.WithTimeout(ctx, waitPatience)
+	defer cancel()
+	if err := p.signal(s); err != nil {
+		return err
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the %s does not end on %s: %w", p.name, s, ctx.Err())
+	}
+}
+
+// pause stops the process until resume is called.
+func (p *process) pause() (resume func() error, err error) {
+	return func() error { return p.signal(unix.SIGCONT) }, p.signal(unix.SIGSTOP)
+}
+
+// alive says how the process has ended, if it has.
+func (p *process) alive() error {
+	select {
+	case <-p.done:
+		return fmt.Errorf("the %s has ended: %s", p.name, p.cmd.ProcessState)
+	default:
+		return nil
+	}
+}
+
+// lastWords are the last lines of a log.
+func lastWords(path string, count int) []string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return lines[max(0, len(lines)-count):]
+}
+
+// await asks again and again until there is no error. When it has waited long enough
+// it returns the last one.
+func await(ctx context.Context, ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, waitPatience)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	var last error
+	for {
+		err := ask(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err // not what ctx's end has made of it
+		}
+		select {
+		case <-ctx.Done():
+			return last
+		case <-tick.C:
+		}
+	}
+}
