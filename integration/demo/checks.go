@@ -269,7 +269,7 @@ func (s *story) showStatus(ctx context.Context) error {
 	out, err := exec.CommandContext(ctx, filepath.Join(s.bin, "fairlead"), "status").CombinedOutput()
 	s.printf("\n   $ fairlead status\n")
 	for line := range strings.Lines(string(out)) {
-		s.printf("   %s", line)
+		s.printf("%s\n", strings.TrimRight("   "+line, " \n"))
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() > 1 {

@@ -98,8 +98,8 @@ func TestStoryInAPipe(t *testing.T) {
 	if code != ExitPassed {
 		t.Fatalf("exit code %d", code)
 	}
-	if strings.ContainsAny(out, "\x1b\r") {
-		t.Error("there are control characters in a pipe")
+	if strings.ContainsAny(out, "\x1b\r") || strings.Contains(out, " \n") {
+		t.Error("there are control characters, or blanks at a line's end")
 	}
 	for _, says := range []string{
 		"\n20 checks passed, 0 failed (",

@@ -202,7 +202,7 @@ func (n *node) becomes(ctx context.Context, p *pod, state string, reasons ...str
 		if now.State == state && (len(reasons) == 0 || slices.Contains(reasons, now.Reason)) {
 			return nil
 		}
-		return fmt.Errorf("%s is still %s (%s) %s", p.name, now.State, now.Reason, now.Message)
+		return fmt.Errorf("%s is still %s (%s): %s", p.name, now.State, now.Reason, now.Message)
 	})
 	return now, err
 }

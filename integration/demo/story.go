@@ -43,7 +43,8 @@ func (s *story) unlabelled(ctx context.Context) error {
 func (s *story) labelledAtCreation(ctx context.Context) error {
 	s.step(2, "Labelled at creation: captured from the first packet",
 		`The pods "server" and "client" carry `+modeLabel+`=ambient. Before either starts, its namespace has the rules, `+
-			`and the node proxy, which was handed the namespace, listens in it. A proxied connection is known by the tag (DSCP 0x2e) that the server sees on its packets, and by the proxy's own count.`)
+			`and the node proxy, which was handed the namespace, listens in it: so the very first connection, made right after ADD as an init container would, is captured. `+
+			`A proxied connection is known by the tag (DSCP 0x2e) that the server sees on its packets, and by the proxy's own count.`)
 	server, err := s.create("server", true)
 	if err != nil {
 		return err
