@@ -152,10 +152,7 @@ func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 		delete(r.pods, uid)
 		return 0
 	}
-	if out.again > 0 {
-		return min(out.again, r.config.SweepInterval)
-	}
-	return r.config.SweepInterval
+	return sooner(sooner(out.again, p.warn()), r.config.SweepInterval)
 }
 
 // current reports whether the call is about the pod's present sandbox.

@@ -167,8 +167,11 @@ func (p *pod) unserved(ctx context.Context, out outcome) (bool, outcome) {
 
 // sooner is the earlier of two times to look again, where 0 means none.
 func sooner(a, b time.Duration) time.Duration {
-	if a <= 0 {
+	switch {
+	case a <= 0:
 		return b
+	case b <= 0:
+		return a
 	}
 	return min(a, b)
 }

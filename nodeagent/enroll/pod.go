@@ -45,6 +45,7 @@ type progress struct {
 	began     time.Time // when the capture was begun
 	checked   time.Time
 	repaired  int
+	logged    bool // that the pod is not as it should be
 
 	releasing   time.Time // since when redirects are flushed; zero: not being released
 	withdrawing time.Time // since when no proxy should have it any more

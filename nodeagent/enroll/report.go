@@ -94,11 +94,29 @@ func (p *pod) publish(out outcome) {
 	}
 	if before.State == now.State && before.Reason == now.Reason {
 		now.Since = before.Since
-	} else if now.State != status.Captured && now.State != status.NotCaptured && p.adding == nil {
-		p.r.config.Logger.Warn("a pod is not as it should be", "pod", p.name(), "state", now.State, "reason", now.Reason, "message", now.Message)
+	} else {
+		p.logged = false
 	}
 	p.r.config.Metrics.moved(before.State, now.State)
 	p.report = now
+}
+
+// warnAfter keeps what passes at once, as when a proxy dials again, out of the log.
+const warnAfter = time.Second
+
+// warn logs a state that a pod should not be in, once, and returns when to look
+// again if it is too early for that.
+func (p *pod) warn() time.Duration {
+	now := p.report
+	if p.logged || p.adding != nil || now.State == "" || now.State == status.Captured || now.State == status.NotCaptured {
+		return 0
+	}
+	if left := warnAfter - time.Since(now.Since); left > 0 {
+		return left
+	}
+	p.logged = true
+	p.r.config.Logger.Warn("a pod is not as it should be", "pod", p.name(), "state", now.State, "reason", now.Reason, "message", now.Message)
+	return 0
 }
 
 func (p *pod) rules() status.Rules {

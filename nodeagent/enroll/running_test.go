@@ -3,6 +3,7 @@ package enroll
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -199,6 +200,36 @@ func TestProxyGoesAway(t *testing.T) {
 		s.set(func() { s.missing = "" })
 		w.proxySays(proxylink.Acked, "")
 		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+// A proxy that dials again is away for a moment: nothing is said of it. One that
+// stays away is said once.
+func TestLogOfAPodThatIsNotAsItShouldBe(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.missing = "tcp" })
+		w.proxySays(proxylink.NoProxy, "")
+		w.pass(warnAfter / 2)
+		s.set(func() { s.missing = "" })
+		w.proxySays(proxylink.Acked, "")
+		w.pass(time.Minute)
+		if got := w.logged.lines("WARN"); len(got) != 0 {
+			t.Errorf("for a moment's absence: %q", got)
+		}
+		s.set(func() { s.missing = "tcp" })
+		w.proxySays(proxylink.NoProxy, "")
+		w.pass(warnAfter)
+		w.pass(time.Hour)
+		if got := w.logged.lines("WARN"); len(got) != 1 || !strings.Contains(got[0], "state=Blocked reason=NoProxy") {
+			t.Errorf("for an hour's absence: %q", got)
+		}
+		// A pod's life is two lines.
+		s.set(func() { s.missing = "" })
+		w.proxySays(proxylink.Acked, "")
+		w.del("web", "c1")
+		if got := w.logged.lines("INFO"); len(got) > 2 {
+			t.Errorf("more than two info lines: %q", got)
+		}
 	})
 }
 

@@ -30,6 +30,8 @@ type world struct {
 	r    *Reconciler
 	stop func() // the agent ends
 
+	logged syncBuffer // the agent's own log
+
 	mu      sync.Mutex
 	log     []string
 	objects map[string]intent.Pod // by namespace/name
@@ -37,6 +39,25 @@ type world struct {
 	answer  proxylink.State       // what the proxy says of what is announced now
 	text    string
 	held    map[string]proxylink.State // what the proxy says of each workload
+}
+
+// A syncBuffer may be written and read at once.
+type syncBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+// lines returns the lines that hold text.
+func (b *syncBuffer) lines(text string) []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.DeleteFunc(strings.Split(b.text.String(), "\n"), func(l string) bool { return !strings.Contains(l, text) })
 }
 
 // inWorld runs story with a running Reconciler and a clock of its own.
@@ -53,7 +74,7 @@ func inWorld(t *testing.T, story func(*world)) {
 			Source: w, Proxies: w, Open: w.open,
 			PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
 			ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
-			Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.DiscardHandler),
+			Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.NewTextHandler(&w.logged, nil)),
 		})
 		if err != nil {
 			t.Fatal(err)
