@@ -151,8 +151,10 @@ func (n *NS) socket(network, addr string, options []Option) (*os.File, netip.Add
 	}
 	f := os.NewFile(uintptr(fd), strings.Join([]string{network, addr}, " "))
 	err = control(f, func(fd int) error {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-			return err
+		if network == "tcp" { // two UDP sockets would get one port, and each other's answers
+			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+				return err
+			}
 		}
 		for _, option := range options {
 			if err := option(fd); err != nil {
