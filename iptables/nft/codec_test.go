@@ -82,7 +82,7 @@ func randomRule(r *rand.Rand) ruleset.Rule {
 		func() ruleset.Match { return ruleset.Tracked{} },
 	}
 	if protocol == ruleset.TCP {
-		pool = append(pool, func() ruleset.Match { return ruleset.FirstSYN{} }, func() ruleset.Match { return ruleset.Reset{} })
+		pool = append(pool, func() ruleset.Match { return ruleset.FirstSYN{} }, func() ruleset.Match { return ruleset.Reset{} }, func() ruleset.Match { return ruleset.GoingOn{} })
 	}
 	var rule ruleset.Rule
 	for range r.IntN(6) {
@@ -102,7 +102,7 @@ func randomRule(r *rand.Rand) ruleset.Rule {
 
 func needsProtocol(m ruleset.Match) bool {
 	switch m.(type) {
-	case ruleset.Port, ruleset.FirstSYN, ruleset.Reset:
+	case ruleset.Port, ruleset.FirstSYN, ruleset.Reset, ruleset.GoingOn:
 		return true
 	}
 	return false

@@ -245,6 +245,8 @@ func (d *decoder) transportCondition() (ruleset.Match, int) {
 		return ruleset.FirstSYN{}, 3
 	case same(b, flags(tcpRST)) && not && data[0] == 0:
 		return ruleset.Reset{}, 3
+	case same(b, flags(tcpRST|tcpACK)) && not && data[0] == 0:
+		return ruleset.GoingOn{}, 3
 	}
 	return nil, 0
 }

@@ -99,6 +99,9 @@ func (e *encoder) match(match ruleset.Match) error {
 	case ruleset.Reset:
 		e.transport(ruleset.TCP)
 		e.add(load(tcpFlags), flags(tcpRST), compare(true, []byte{0}))
+	case ruleset.GoingOn:
+		e.transport(ruleset.TCP)
+		e.add(load(tcpFlags), flags(tcpRST|tcpACK), compare(true, []byte{0}))
 	case ruleset.Tracked:
 		e.add(conntrack(expr.CtKeySTATE), compare(true, native(expr.CtStateBitUNTRACKED)))
 	default:

@@ -147,21 +147,40 @@ func (c Config) natOutput() []Rule {
 // and without it the peer of a destroyed socket would wait for ever. The rules that let something out stand
 // apart from the drop, so that a fragment too short to hold the TCP flags meets the drop. What names no address
 // holds for both families, and drops IPv6 even where Config says that there is none.
+//
+// In FormFull nothing untracked leaves: a captured connection must not go on in the clear because a NOTRACK came later. In
+// ingress mode the answers to inbound connections leave, which are not ours, so only beginnings are dropped.
 func (c Config) guardOutput() []Rule {
-	rules := append(c.guardStart(), rule("stays in the pod", Accept{}, outLo))
+	rules := []Rule{tracked()}
+	if c.Form == FormFull && !c.Ingress {
+		rules = append(rules, resets())
+	} else {
+		rules = append(rules, goingOn())
+	}
+	rules = append(rules, rule("stays in the pod", Accept{}, outLo))
 	for _, f := range c.families() {
 		rules = append(rules, rule("answers to the kubelet's probes", Accept{}, Addr{Side: Destination, Addr: f.probe}))
 	}
-	return append(rules, c.drop("outbound past the redirect (NOTRACK)", notOwn))
+	return append(rules, rule("outbound past the redirect (NOTRACK)", Drop{}, tcp, notOwn))
 }
 
+// guardPrerouting drops beginnings: what follows one that was let in has to pass, since answers to the proxy enter without its
+// mark. What enters by a virtual interface is forwarded, so that no other guard sees it: of that nothing passes in FormFull.
 func (c Config) guardPrerouting() []Rule {
 	if c.Ingress && len(c.VirtualInterfaces) == 0 {
 		return nil
 	}
-	rules := c.guardStart()
+	rules := []Rule{tracked()}
+	var virtual []Rule
 	for _, name := range c.VirtualInterfaces {
-		rules = append(rules, c.drop("outbound past the redirect (NOTRACK)", InInterface{Name: name}))
+		virtual = append(virtual, rule("outbound past the redirect (NOTRACK)", Drop{}, InInterface{Name: name}, tcp))
+	}
+	if c.Form == FormFull && len(virtual) > 0 {
+		rules = append(append(rules, resets()), virtual...)
+		virtual = nil
+	}
+	if len(virtual) > 0 || !c.Ingress {
+		rules = append(append(rules, goingOn()), virtual...)
 	}
 	if c.Ingress {
 		return rules
@@ -172,24 +191,12 @@ func (c Config) guardPrerouting() []Rule {
 	for _, f := range c.families() {
 		rules = append(rules, rule("kubelet probe: to the app itself", Accept{}, Addr{Side: Source, Addr: f.probe}))
 	}
-	return append(rules, c.drop("inbound past the redirect (NOTRACK)"))
+	return append(rules, rule("inbound past the redirect (NOTRACK)", Drop{}, tcp))
 }
 
-func (c Config) guardStart() []Rule {
-	rules := []Rule{rule("the redirects have seen it", Accept{}, Tracked{})}
-	if c.Form == FormFull {
-		rules = append(rules, rule("only ends a connection", Accept{}, Reset{}))
-	}
-	return rules
-}
-
-// drop is a rule that drops TCP packets, in FormSYN those only that begin a connection.
-func (c Config) drop(comment string, matches ...Match) Rule {
-	if c.Form == FormSYN {
-		return rule(comment, Drop{}, append(matches, FirstSYN{})...)
-	}
-	return rule(comment, Drop{}, append(matches, tcp)...)
-}
+func tracked() Rule { return rule("the redirects have seen it", Accept{}, Tracked{}) }
+func resets() Rule  { return rule("only ends a connection", Accept{}, Reset{}) }
+func goingOn() Rule { return rule("begins no connection", Accept{}, GoingOn{}) }
 
 // redirect is a rule for TCP; in FormSYN it holds for the first packet of a connection only.
 func (c Config) redirect(comment string, port uint16, matches ...Match) Rule {

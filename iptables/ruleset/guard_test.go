@@ -33,9 +33,13 @@ func TestGuard(t *testing.T) {
 		}, "dropped", "dropped"},
 		{"UDP, as neighbour discovery", everything, func(a addresses) packet { return sends(UDP, to(a.pod, 4000), to(a.peer, 53), "eth0").untracked() }, "passes", "passes"},
 		{"ingress mode: outbound", ingress, out, "dropped", "dropped"},
+		{"ingress mode: an answer to an inbound connection", ingress, func(a addresses) packet { return out(a).flagged("SA") }, "passes", "passes"},
 
 		{"inbound SYN", everything, in, "dropped", "dropped"},
-		{"inbound data", everything, func(a addresses) packet { return in(a).flagged("A") }, "dropped", "passes"},
+		{"inbound SYN with ECN's flags", everything, func(a addresses) packet { return in(a).flagged("SEC") }, "dropped", "dropped"},
+		{"flags that cannot be read: in a fragment", everything, func(a addresses) packet { return in(a).flagged("") }, "dropped", "dropped"},
+		{"inbound data", everything, func(a addresses) packet { return in(a).flagged("A") }, "passes", "passes"},
+		{"the answer to the proxy's handshake", everything, func(a addresses) packet { return in(a).flagged("SA") }, "passes", "passes"},
 		{"inbound RST", everything, func(a addresses) packet { return in(a).flagged("R") }, "passes", "passes"},
 		{"inbound HBONE", everything, func(a addresses) packet {
 			return comes(TCP, to(a.peer, 4000), to(a.pod, HBONEPort), "eth0").untracked()
@@ -48,6 +52,15 @@ func TestGuard(t *testing.T) {
 		{"from a virtual interface", everything, func(a addresses) packet {
 			return comes(TCP, to(a.peer, 4000), to(a.peer, 80), "tap0").untracked()
 		}, "dropped", "dropped"},
+		{"data from a virtual interface", everything, func(a addresses) packet {
+			return comes(TCP, to(a.peer, 4000), to(a.peer, 80), "tap0").untracked().flagged("A")
+		}, "dropped", "passes"},
+		{"data from a virtual interface, ingress mode", ingressVM, func(a addresses) packet {
+			return comes(TCP, to(a.peer, 4000), to(a.peer, 80), "tap0").untracked().flagged("A")
+		}, "dropped", "passes"},
+		{"RST from a virtual interface", everything, func(a addresses) packet {
+			return comes(TCP, to(a.peer, 4000), to(a.peer, 80), "tap0").untracked().flagged("R")
+		}, "passes", "passes"},
 		{"from a virtual interface to 15008", everything, func(a addresses) packet {
 			return comes(TCP, to(a.peer, 4000), to(a.peer, HBONEPort), "tap0").untracked()
 		}, "dropped", "dropped"},

@@ -86,3 +86,31 @@ func randomPacket(r *rand.Rand, a addresses) packet {
 	}
 	return p
 }
+
+// Without any one of the rules some packet would fare differently: none is there for show.
+func TestNoRuleIsIdle(t *testing.T) {
+	const packets = 20000
+	seed := rand.Uint64()
+	for _, form := range []Form{FormSYN, FormFull} {
+		for _, ingress := range []bool{false, true} {
+			c := Config{CaptureDNS: true, IPv4: true, IPv6: true, Form: form, Ingress: ingress, VirtualInterfaces: []string{"tap0"}}
+			whole := mustBuild(t, c)
+			for i, chain := range whole.Chains {
+				for j, r := range chain.Rules {
+					less := clone(whole)
+					less.Chains[i].Rules = slices.Delete(less.Chains[i].Rules, j, j+1)
+					random := rand.New(rand.NewPCG(seed, 0))
+					if !slices.ContainsFunc(make([]struct{}, packets), func(struct{}) bool {
+						p := randomPacket(random, pick(random, both["IPv4"], both["IPv6"]))
+						p.notrack = random.IntN(2) == 0
+						p.ctMark = pick(random, 0, ConnMark)
+						p.flags = pick(random, p.flags, "R")
+						return (tracer{whole}).first(p) != (tracer{less}).first(p)
+					}) {
+						t.Errorf("seed %d, form %s, ingress %t: chain %s does the same without rule %d: %s", seed, form, ingress, chain.Name, j+1, r)
+					}
+				}
+			}
+		}
+	}
+}

@@ -146,6 +146,7 @@ func markText(of string, value, mask uint32, not bool) string {
 
 func (FirstSYN) text() string  { return "tcp flags syn / fin,syn,rst,ack" }
 func (Reset) text() string     { return "tcp flags rst" }
+func (GoingOn) text() string   { return "tcp flags rst,ack" }
 func (Tracked) text() string   { return "ct state != untracked" }
 func (m Foreign) text() string { return printable(m.Text) }
 

@@ -130,6 +130,8 @@ func (p packet) holds(match Match, o outcome) bool {
 		return p.has("S") && !p.has("A") && !p.has("R") && !p.has("F")
 	case Reset:
 		return p.has("R")
+	case GoingOn:
+		return p.has("R") || p.has("A")
 	case Tracked:
 		return !p.notrack
 	}

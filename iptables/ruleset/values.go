@@ -131,6 +131,8 @@ type (
 	FirstSYN struct{}
 	// Reset holds for a TCP packet with RST.
 	Reset struct{}
+	// GoingOn holds for a TCP packet with RST or ACK: every one but the first of a connection.
+	GoingOn struct{}
 	// Tracked holds for packets that no rule exempted from connection tracking.
 	Tracked struct{}
 	// Foreign stands for what a reader found in a rule and no other value can express.
@@ -162,6 +164,7 @@ func (PacketMark) match()     {}
 func (ConnectionMark) match() {}
 func (FirstSYN) match()       {}
 func (Reset) match()          {}
+func (GoingOn) match()        {}
 func (Tracked) match()        {}
 func (Foreign) match()        {}
 
