@@ -1,9 +1,9 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,24 +46,47 @@ func each(b []byte, fn func(kind uint16, data []byte) error) error {
 	return nil
 }
 
-// attributes are those of one object, where each stands once.
-type attributes map[uint16][]byte
+// attributes are those of one object, where each kind stands once.
+type attributes []attribute
+
+type attribute struct {
+	kind uint16
+	data []byte
+}
 
 func decode(b []byte) (attributes, error) {
-	a := make(attributes)
+	a := make(attributes, 0, 8) // few objects have more
 	err := each(b, func(kind uint16, data []byte) error {
-		a[kind] = data
+		a = append(a, attribute{kind, data})
 		return nil
 	})
 	return a, err
 }
 
-func (a attributes) text(kind uint16) string { return strings.TrimRight(string(a[kind]), "\x00") }
+// get says also whether the attribute is there at all.
+func (a attributes) get(kind uint16) ([]byte, bool) {
+	for i := range a {
+		if a[i].kind == kind {
+			return a[i].data, true
+		}
+	}
+	return nil, false
+}
+
+func (a attributes) bytes(kind uint16) []byte {
+	data, _ := a.get(kind)
+	return data
+}
+
+func (a attributes) text(kind uint16) string {
+	return string(bytes.TrimRight(a.bytes(kind), "\x00"))
+}
 
 // uint32 is 0 for what is not there.
 func (a attributes) uint32(kind uint16) uint32 {
-	if len(a[kind]) != 4 {
+	data := a.bytes(kind)
+	if len(data) != 4 {
 		return 0
 	}
-	return binary.BigEndian.Uint32(a[kind])
+	return binary.BigEndian.Uint32(data)
 }

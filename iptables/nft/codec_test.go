@@ -134,7 +134,7 @@ func TestMalformedAttributes(t *testing.T) {
 	for _, b := range []string{"\x08\x00\x01\x00meta", "\x03\x00\x01\x00"} {
 		var outer builder
 		outer.nested(unix.NFTA_LIST_ELEM, builder(b[:4]))
-		if _, err := decodeRule(attributes{unix.NFTA_RULE_EXPRESSIONS: outer}); err == nil {
+		if _, err := decodeRule(attributes{{unix.NFTA_RULE_EXPRESSIONS, outer}}); err == nil {
 			t.Errorf("%q: no error", b)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // have put anything into our table.
 func decodeRule(a attributes) (ruleset.Rule, error) {
 	var exprs []any
-	if err := each(a[unix.NFTA_RULE_EXPRESSIONS], func(_ uint16, data []byte) error {
+	if err := each(a.bytes(unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, data []byte) error {
 		e, err := decodeExpression(data)
 		exprs = append(exprs, e)
 		return err
@@ -26,7 +26,7 @@ func decodeRule(a attributes) (ruleset.Rule, error) {
 	}
 	d := decoder{exprs: exprs}
 	d.run()
-	d.rule.Comment = comment(a[unix.NFTA_RULE_USERDATA])
+	d.rule.Comment = comment(a.bytes(unix.NFTA_RULE_USERDATA))
 	return d.rule, nil
 }
 
@@ -53,16 +53,16 @@ func decodeExpression(data []byte) (any, error) {
 	case "immediate":
 		e = &expr.Immediate{}
 	case "ct":
-		return decodeConntrack(a[unix.NFTA_EXPR_DATA])
+		return decodeConntrack(a.bytes(unix.NFTA_EXPR_DATA))
 	default:
 		return unknown(name), nil
 	}
-	if err := expr.Unmarshal(unix.NFPROTO_INET, a[unix.NFTA_EXPR_DATA], e); err != nil {
+	if err := expr.Unmarshal(unix.NFPROTO_INET, a.bytes(unix.NFTA_EXPR_DATA), e); err != nil {
 		return nil, fmt.Errorf("cannot decode %T: %w", e, err)
 	}
 	if i, ok := e.(*expr.Immediate); ok && i.Register == unix.NFT_REG_VERDICT {
 		v := &expr.Verdict{}
-		err := expr.Unmarshal(unix.NFPROTO_INET, a[unix.NFTA_EXPR_DATA], v)
+		err := expr.Unmarshal(unix.NFPROTO_INET, a.bytes(unix.NFTA_EXPR_DATA), v)
 		return v, err
 	}
 	return e, nil
@@ -74,11 +74,11 @@ func decodeConntrack(data []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, directed := a[unix.NFTA_CT_DIRECTION]; directed {
+	if _, directed := a.get(unix.NFTA_CT_DIRECTION); directed {
 		return unknown("ct of one direction"), nil
 	}
 	e := &expr.Ct{Key: expr.CtKey(a.uint32(unix.NFTA_CT_KEY)), Register: a.uint32(unix.NFTA_CT_DREG)}
-	if _, sets := a[unix.NFTA_CT_SREG]; sets {
+	if _, sets := a.get(unix.NFTA_CT_SREG); sets {
 		e.Register, e.SourceRegister = a.uint32(unix.NFTA_CT_SREG), true
 	}
 	return e, nil

@@ -94,7 +94,7 @@ func (r *reader) addChain(answer []byte) error {
 		return err
 	}
 	c := ruleset.Chain{Name: a.text(unix.NFTA_CHAIN_NAME)}
-	if where, based := a[unix.NFTA_CHAIN_HOOK]; based {
+	if where, based := a.get(unix.NFTA_CHAIN_HOOK); based {
 		h, err := decode(where)
 		if err != nil {
 			return err

@@ -148,7 +148,7 @@ func FuzzMessages(f *testing.F) {
 		for _, m := range messages {
 			_ = m.failure()
 			if a, err := decode(m.attributes); err == nil {
-				_ = comment(a[unix.NFTA_RULE_USERDATA])
+				_ = comment(a.bytes(unix.NFTA_RULE_USERDATA))
 			}
 		}
 	})

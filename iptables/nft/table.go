@@ -111,7 +111,7 @@ func (s *socket) generation() (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	if _, ok := a[unix.NFTA_GEN_ID]; !ok {
+	if _, ok := a.get(unix.NFTA_GEN_ID); !ok {
 		return 0, errors.New("the kernel gives the ruleset no number")
 	}
 	return a.uint32(unix.NFTA_GEN_ID), nil
