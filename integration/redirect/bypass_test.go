@@ -2,6 +2,7 @@ package redirect_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -133,7 +134,7 @@ func (s *stage) dropped(t *testing.T, from *netlab.NS, to string) {
 		t.Errorf("%s to %s: %d SYNs came past the guard", from.Name, to, n)
 	}
 	cancel()
-	if err := <-dialled; ctx.Err() == nil || err == nil {
+	if err := <-dialled; !errors.Is(err, context.Canceled) {
 		t.Errorf("%s to %s: %v", from.Name, to, err)
 	}
 }
