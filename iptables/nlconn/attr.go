@@ -13,10 +13,15 @@ type Attr struct {
 	Value []byte
 }
 
-// ParseAttrs reads a run of attributes. The values are parts of b.
-func ParseAttrs(b []byte) ([]Attr, error) {
+// Attrs are a run of attributes, in the kernel's order.
+type Attrs []Attr
+
+// ParseAttrs reads a run of attributes. The values are parts of b; the one of a
+// nested attribute is a run itself.
+func ParseAttrs(b []byte) (Attrs, error) {
 	const kindMask = 0x3fff // NLA_TYPE_MASK
-	var attrs []Attr
+	const usual = 8
+	attrs := make(Attrs, 0, usual)
 	for len(b) >= unix.SizeofNlAttr {
 		size := int(binary.NativeEndian.Uint16(b))
 		if size < unix.SizeofNlAttr || size > len(b) {
@@ -34,12 +39,31 @@ func ParseAttrs(b []byte) ([]Attr, error) {
 	return attrs, nil
 }
 
-// AppendAttr appends an attribute to a request.
+// Value is the value of the first attribute of a kind, nil if there is none.
+func (a Attrs) Value(kind uint16) []byte {
+	for i := range a {
+		if a[i].Kind == kind {
+			return a[i].Value
+		}
+	}
+	return nil
+}
+
+// Text is a value that ends with a zero byte, "" if there is none.
+func (a Attrs) Text(kind uint16) string { return unix.ByteSliceToString(a.Value(kind)) }
+
+// AppendAttr appends an attribute to a request. If the value is a run of attributes,
+// kind has the flag NLA_F_NESTED.
 func AppendAttr(b []byte, kind uint16, value []byte) []byte {
 	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
 	b = binary.NativeEndian.AppendUint16(b, kind)
 	b = append(b, value...)
 	return append(b, make([]byte, align(len(value))-len(value))...)
+}
+
+// AppendText appends an attribute that is a text, with a zero byte at its end.
+func AppendText(b []byte, kind uint16, text string) []byte {
+	return AppendAttr(b, kind, append([]byte(text), 0))
 }
 
 // AppendUint32 appends an attribute that is a number in the host's byte order.

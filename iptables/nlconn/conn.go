@@ -2,18 +2,25 @@
 //
 // A kept socket costs a request a few microseconds, where one that is opened for
 // each request costs a change of namespace as well. It also keeps the namespace
-// alive: its owner closes it together with the namespace's Handle.
+// alive: its owner closes it together with the namespace's Handle, just before.
+//
+// No request waits: the kernel handles it inside the call that sends it, and the
+// rest of a dump inside the calls that read it, so that all there is to an answer
+// has come when there is nothing left to read.
 //
 // # Failures it survives
 //
 //   - The socket is in another namespace than it should be: it is compared with the
-//     Handle before it is used.
-//   - A request is given up half-way (its context ended, its replies were cut): what
-//     is still to come is recognised by its number and dropped, by later requests.
-//   - Lengths in a reply that lie, a reply that was cut off, a message from anybody
-//     but the kernel.
+//     Handle before anything is sent.
+//   - A process in the pod that sends to our socket, and could tell us whatever it
+//     liked: the kernel refuses it, since the socket is connected to the kernel.
+//   - A request is given up half-way (its context ended, its caller had seen enough
+//     of a dump without an end, its answer was lost or made no sense): the next one
+//     gets a new socket.
+//   - Lengths in a reply that lie, a reply that was cut off, or none.
 //   - A dump that was interrupted by changes ([ErrInterrupted]) or lost for want of
 //     memory (ENOBUFS): both say so, neither passes for a complete answer.
+//   - One of several requests that belong together fails: none is done ([Conn.Batch]).
 package nlconn
 
 import (
@@ -23,7 +30,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -34,32 +40,56 @@ import (
 // something that was there all the time, or hold something twice.
 var ErrInterrupted = errors.New("the dump was interrupted by a change")
 
-// errTruncated says that a message was longer than the largest the kernel sends.
-var errTruncated = errors.New("netlink message was truncated")
-
 // A Conn is a netlink socket in a network namespace. Its methods may be called from
 // several goroutines; requests wait for each other.
 type Conn struct {
-	mu    sync.Mutex
-	file  *os.File
-	seq   uint32
-	dirty bool // replies to an abandoned request may still come
+	namespace *netns.Handle // borrowed
+	protocol  int
+
+	mu     sync.Mutex
+	fd     int // -1 once closed
+	seq    uint32
+	unread bool // answers to a request that was given up may be left
 }
 
 // Open opens a socket of a netlink protocol, as unix.NETLINK_ROUTE, in a namespace.
+// It borrows the Handle, which has to stay open for as long as the Conn.
 func Open(h *netns.Handle, protocol int) (*Conn, error) {
+	fd, err := openSocket(h, protocol)
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{namespace: h, protocol: protocol, fd: fd}, nil
+}
+
+func openSocket(h *netns.Handle, protocol int) (int, error) {
 	fd := -1
 	err := h.Do(func() (err error) {
-		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("cannot open a netlink socket (protocol %d): %w", protocol, err)
+	if err == nil {
+		if err = prepare(fd, h.ID()); err == nil {
+			return fd, nil
+		}
+		err = errors.Join(err, unix.Close(fd))
 	}
-	if err := prepare(fd, h.ID()); err != nil {
-		return nil, errors.Join(err, unix.Close(fd))
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		err = fmt.Errorf("%w: the kernel has no %s", err, name(protocol))
 	}
-	return &Conn{file: os.NewFile(uintptr(fd), "netlink")}, nil
+	return -1, fmt.Errorf("cannot open a socket for %s in network namespace %s: %w", name(protocol), h.ID(), err)
+}
+
+func name(protocol int) string {
+	switch protocol {
+	case unix.NETLINK_ROUTE:
+		return "rtnetlink"
+	case unix.NETLINK_NETFILTER:
+		return "netfilter (module nfnetlink)"
+	case unix.NETLINK_SOCK_DIAG:
+		return "sock_diag"
+	}
+	return fmt.Sprintf("netlink protocol %d", protocol)
 }
 
 // prepare checks where a new socket is and sets it up.
@@ -69,11 +99,10 @@ func prepare(fd int, want netns.ID) error {
 		return err
 	}
 	if got != want {
-		return fmt.Errorf("netlink socket is in network namespace %s, not %s", got, want)
+		return fmt.Errorf("the socket is in network namespace %s, not %s: nothing was sent", got, want)
 	}
-	// Connected to the kernel, the socket takes messages from nobody else.
 	if err := unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return fmt.Errorf("cannot connect netlink socket: %w", err)
+		return fmt.Errorf("cannot connect to the kernel: %w", err)
 	}
 	// Explanations in errors, without the request's copy; and filters in dump requests
 	// that are obeyed. Kernels without them do without.
@@ -88,132 +117,142 @@ func prepare(fd int, want netns.ID) error {
 
 // Close gives the socket up. It is idempotent.
 func (c *Conn) Close() error {
-	if err := c.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
-		return err
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fd < 0 {
+		return nil
 	}
-	return nil
+	fd := c.fd
+	c.fd = -1
+	return unix.Close(fd)
 }
 
 // Request sends a request and hands each reply to each, which must not keep it. It
-// returns when the kernel has answered all of it. An error of the kernel's is the
-// unix.Errno, with the kernel's explanation around it; one of each's does not keep
-// the other replies from being read.
+// returns when the kernel has answered all of it, or at the first error of each's. An
+// error of the kernel's is the unix.Errno, with the kernel's explanation around it.
 //
-// flags are NLM_F_DUMP for a dump and NLM_F_ACK, with others, for a change; with
-// neither, exactly one reply is expected.
+// flags are NLM_F_DUMP for a dump and NLM_F_ACK, with others, for a change.
 func (c *Conn) Request(ctx context.Context, kind, flags uint16, payload []byte, each func(reply []byte) error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	raw, err := c.file.SyscallConn()
+	a := answer{each: each, single: flags&(unix.NLM_F_DUMP|unix.NLM_F_ACK) == 0}
+	err := c.exchange(ctx, func(b []byte) []byte {
+		a.seq = c.seq
+		return c.append(b, kind, flags, payload)
+	}, func(m message) error {
+		if m.flags&unix.NLM_F_MULTI != 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return a.take(m)
+	})
 	if err != nil {
 		return err
 	}
-	var failed error
-	if err := raw.Control(func(fd uintptr) {
-		failed = c.request(ctx, int(fd), kind, flags|unix.NLM_F_REQUEST, payload, each)
-	}); err != nil {
-		return fmt.Errorf("netlink socket: %w", os.ErrClosed)
-	}
-	return failed
+	return a.outcome()
 }
 
-func (c *Conn) request(ctx context.Context, fd int, kind, flags uint16, payload []byte, each func([]byte) error) error {
-	buf := buffers.Get().(*[bufferSize]byte)
-	defer buffers.Put(buf)
-	if c.dirty {
-		if err := c.drain(ctx, fd, buf[:]); err != nil {
-			return err
-		}
-	}
-	c.seq++
-	message := appendHeader(buf[:0], kind, flags, c.seq, len(payload))
-	message = append(message, payload...)
-	c.dirty = true
-	if err := retry(func() error { return unix.Sendto(fd, message, 0, nil) }); err != nil {
-		return fmt.Errorf("cannot send netlink request: %w", err)
-	}
-	r := reader{seq: c.seq, single: flags&(unix.NLM_F_DUMP|unix.NLM_F_ACK) == 0, each: each}
-	for !r.done {
-		n, err := receive(ctx, fd, buf[:])
-		if err != nil {
-			return fmt.Errorf("cannot receive netlink reply: %w", err)
-		}
-		if err := r.read(buf[:n]); err != nil {
-			return err
-		}
-	}
-	c.dirty = false
-	return r.err
-}
-
-// drain reads what is left of earlier requests. A dump that is not read to its end
-// would keep the kernel from starting another.
-func (c *Conn) drain(ctx context.Context, fd int, buf []byte) error {
-	for {
-		_, err := receiveNow(fd, buf)
-		switch {
-		case errors.Is(err, unix.EAGAIN):
-			c.dirty = false
-			return nil
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, errTruncated):
-			return fmt.Errorf("cannot drain netlink socket: %w", err)
-		}
-	}
-}
-
-// receive waits for a datagram until ctx ends.
-func receive(ctx context.Context, fd int, buf []byte) (int, error) {
-	for {
-		n, err := receiveNow(fd, buf)
-		if !errors.Is(err, unix.EAGAIN) {
-			return n, err
-		}
-		// The kernel answers before the request's system call returns: this is rare.
-		if err := ctx.Err(); err != nil {
-			return 0, err
-		}
-		wait := 100 * time.Millisecond // at most: ctx may end without a deadline
-		if deadline, ok := ctx.Deadline(); ok {
-			wait = max(0, min(wait, time.Until(deadline)))
-		}
-		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		if _, err := unix.Poll(poll, int(wait.Milliseconds())+1); err != nil && !errors.Is(err, unix.EINTR) {
-			return 0, err
-		}
-	}
-}
-
-// receiveNow reads a datagram if there is one, or fails with EAGAIN.
-func receiveNow(fd int, buf []byte) (n int, err error) {
-	var flags int
-	var from unix.Sockaddr
-	for {
-		err = retry(func() (err error) {
-			n, _, flags, from, err = unix.Recvmsg(fd, buf, nil, unix.MSG_DONTWAIT)
+// List lists what the replies to a dump stand for, without those that parse does not
+// want. It reads again, twice, if there are changes meanwhile, and returns what it has
+// with an error.
+func List[T any](ctx context.Context, c *Conn, kind uint16, payload []byte, parse func(reply []byte) (thing T, wanted bool, err error)) ([]T, error) {
+	var all []T
+	var err error
+	for range 3 {
+		all = nil
+		err = c.Request(ctx, kind, unix.NLM_F_DUMP, payload, func(reply []byte) error {
+			thing, wanted, err := parse(reply)
+			if err == nil && wanted {
+				all = append(all, thing)
+			}
 			return err
 		})
+		if !errors.Is(err, ErrInterrupted) {
+			break
+		}
+	}
+	return all, err
+}
+
+// exchange sends what write appends to a buffer, and has take read all the answers,
+// until it fails.
+func (c *Conn) exchange(ctx context.Context, write func([]byte) []byte, take func(message) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := errors.Join(ctx.Err(), c.renew()); err != nil {
+		return err
+	}
+	buf := buffers.Get().(*[bufferSize]byte)
+	defer buffers.Put(buf)
+	b := write(buf[:0])
+	c.unread = true
+	if err := send(c.fd, b); err != nil {
+		return err
+	}
+	for {
+		datagram, err := receive(c.fd, buf[:])
+		if errors.Is(err, unix.EAGAIN) {
+			c.unread = false
+			return nil
+		}
+		if err == nil {
+			err = split(datagram, take)
+		}
 		if err != nil {
-			return 0, err
+			return err
 		}
-		if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
-			continue
-		}
-		if flags&unix.MSG_TRUNC != 0 {
-			return 0, errTruncated
-		}
-		return n, nil
 	}
 }
 
-func retry(call func() error) error {
+// renew exchanges a socket that answers may be left on. Reading them would take as
+// long as the pod likes, and until they are read the kernel begins no other dump.
+func (c *Conn) renew() error {
+	if c.fd < 0 {
+		return fmt.Errorf("socket for %s in network namespace %s: %w", name(c.protocol), c.namespace.ID(), os.ErrClosed)
+	}
+	if !c.unread {
+		return nil
+	}
+	fd, err := openSocket(c.namespace, c.protocol)
+	if err != nil {
+		return err
+	}
+	old := c.fd
+	c.fd, c.unread = fd, false
+	return unix.Close(old)
+}
+
+// append appends a message under the next number.
+func (c *Conn) append(b []byte, kind, flags uint16, payload []byte) []byte {
+	b = appendHeader(b, kind, flags|unix.NLM_F_REQUEST, c.seq, len(payload))
+	c.seq++
+	return append(b, payload...)
+}
+
+// receive reads the next datagram, or fails with EAGAIN if there is none.
+func receive(fd int, buf []byte) ([]byte, error) {
 	for {
-		if err := call(); !errors.Is(err, unix.EINTR) {
-			return err
+		n, from, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.ENOBUFS):
+			return nil, fmt.Errorf("the kernel's answer was lost: %w", err)
+		case err != nil:
+			return nil, fmt.Errorf("cannot read the kernel's answer: %w", err)
+		case n > len(buf):
+			return nil, fmt.Errorf("the kernel's answer has %d bytes, more than %d", n, len(buf))
+		}
+		if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
+			return buf[:n], nil
+		} // else not the kernel; a connected socket gets no such datagram
+	}
+}
+
+func send(fd int, b []byte) error {
+	for {
+		switch err := unix.Sendto(fd, b, 0, nil); {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("cannot send %d bytes to the kernel: %w", len(b), err)
 		}
 	}
 }

@@ -8,19 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A reader takes the datagrams that answer one request.
-type reader struct {
-	seq    uint32
-	single bool // one reply, and no acknowledgement, is the whole answer
-	each   func([]byte) error
-
-	done bool
-	err  error // the request's outcome, once done
+// A message is one that the kernel sends.
+type message struct {
+	kind, flags uint16
+	seq         uint32
+	payload     []byte
 }
 
-// read takes the messages of one datagram. It fails if they make no sense.
-func (r *reader) read(datagram []byte) error {
-	for len(datagram) > 0 && !r.done {
+// split calls take with the messages of a datagram, until it fails. It fails itself
+// if they make no sense.
+func split(datagram []byte, take func(message) error) error {
+	for len(datagram) > 0 {
 		if len(datagram) < unix.SizeofNlMsghdr {
 			return fmt.Errorf("netlink reply ends in the middle of a header (%d bytes)", len(datagram))
 		}
@@ -28,45 +26,66 @@ func (r *reader) read(datagram []byte) error {
 		if size < unix.SizeofNlMsghdr || size > len(datagram) {
 			return fmt.Errorf("netlink reply says it has %d bytes, of %d", size, len(datagram))
 		}
-		kind := binary.NativeEndian.Uint16(datagram[4:])
-		flags := binary.NativeEndian.Uint16(datagram[6:])
-		seq := binary.NativeEndian.Uint32(datagram[8:])
-		if seq == r.seq {
-			r.message(kind, flags, datagram[unix.SizeofNlMsghdr:size])
+		if err := take(message{
+			kind:    binary.NativeEndian.Uint16(datagram[4:]),
+			flags:   binary.NativeEndian.Uint16(datagram[6:]),
+			seq:     binary.NativeEndian.Uint32(datagram[8:]),
+			payload: datagram[unix.SizeofNlMsghdr:size],
+		}); err != nil {
+			return err
 		}
 		datagram = datagram[min(align(size), len(datagram)):]
 	}
 	return nil
 }
 
-func (r *reader) message(kind, flags uint16, payload []byte) {
-	if flags&unix.NLM_F_DUMP_INTR != 0 && !errors.Is(r.err, ErrInterrupted) {
-		r.err = errors.Join(r.err, ErrInterrupted)
-	}
-	switch kind {
-	case unix.NLMSG_NOOP:
-	case unix.NLMSG_ERROR:
-		r.done = true
-		r.err = errors.Join(r.err, kernelError(payload, flags))
-	case unix.NLMSG_DONE:
-		r.done = true
-		if len(payload) >= 4 { // a dump that failed half-way ends with its error
-			r.err = errors.Join(r.err, kernelError(payload, 0))
-		}
-	default:
-		if r.err == nil || errors.Is(r.err, ErrInterrupted) {
-			r.err = errors.Join(r.err, r.each(payload))
-		}
-		r.done = r.single && flags&unix.NLM_F_MULTI == 0
-	}
+var errNoAnswer = errors.New("the kernel did not answer")
+
+// An answer is what the kernel says to one request.
+type answer struct {
+	seq    uint32
+	single bool // it is one reply, or an error: no end is announced
+	each   func([]byte) error
+
+	complete, interrupted bool
+	failure               error
 }
 
-// kernelError is the error in an NLMSG_ERROR, nil if that is an acknowledgement.
-func kernelError(payload []byte, flags uint16) error {
-	if len(payload) < 4 {
-		return fmt.Errorf("netlink error message of %d bytes", len(payload))
+// take fails if each does.
+func (a *answer) take(m message) error {
+	if m.seq != a.seq || m.kind == unix.NLMSG_NOOP || a.failure != nil {
+		return nil
 	}
-	code := int32(binary.NativeEndian.Uint32(payload))
+	a.interrupted = a.interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
+	if m.kind == unix.NLMSG_ERROR || m.kind == unix.NLMSG_DONE {
+		a.complete = true
+		a.failure = m.failure()
+		return nil
+	}
+	a.complete = a.complete || a.single
+	return a.each(m.payload)
+}
+
+func (a *answer) outcome() error {
+	switch {
+	case a.failure == nil && !a.complete:
+		return errNoAnswer
+	case errors.Is(a.failure, unix.EINTR), a.failure == nil && a.interrupted:
+		return ErrInterrupted
+	}
+	return a.failure
+}
+
+// failure is the error in a message of kind NLMSG_ERROR or NLMSG_DONE, nil if it is
+// an acknowledgement.
+func (m message) failure() error {
+	if m.kind == unix.NLMSG_DONE && len(m.payload) == 0 {
+		return nil
+	}
+	if len(m.payload) < 4 {
+		return fmt.Errorf("netlink error message of %d bytes", len(m.payload))
+	}
+	code := int32(binary.NativeEndian.Uint32(m.payload))
 	if code == 0 {
 		return nil
 	}
@@ -74,37 +93,28 @@ func kernelError(payload []byte, flags uint16) error {
 		return fmt.Errorf("netlink error message with code %d", code)
 	}
 	err := unix.Errno(-code)
-	if text := explanation(payload, flags); text != "" {
-		return fmt.Errorf("%w (%s)", err, text)
+	if words := m.words(); words != "" {
+		return fmt.Errorf("%w (%s)", err, words)
 	}
 	return err
 }
 
-// explanation is the text the kernel adds to some errors.
-func explanation(payload []byte, flags uint16) string {
-	const (
-		ackTLVs = 0x200 // NLM_F_ACK_TLVS
-		capped  = 0x100 // NLM_F_CAPPED: without the request's payload
-		text    = 1     // NLMSGERR_ATTR_MSG
-	)
-	if flags&ackTLVs == 0 || len(payload) < 4+unix.SizeofNlMsghdr {
+// words is what the kernel says about an error besides its number.
+func (m message) words() string {
+	const code = 4
+	if m.kind != unix.NLMSG_ERROR || m.flags&unix.NLM_F_ACK_TLVS == 0 || len(m.payload) < code+unix.SizeofNlMsghdr {
 		return ""
 	}
 	echoed := unix.SizeofNlMsghdr
-	if flags&capped == 0 {
-		echoed = align(int(binary.NativeEndian.Uint32(payload[4:])))
+	if m.flags&unix.NLM_F_CAPPED == 0 { // not the request's header alone
+		echoed = align(int(binary.NativeEndian.Uint32(m.payload[code:])))
 	}
-	if echoed > len(payload)-4 {
+	if code+echoed > len(m.payload) {
 		return ""
 	}
-	attrs, err := ParseAttrs(payload[4+echoed:])
+	attrs, err := ParseAttrs(m.payload[code+echoed:])
 	if err != nil {
-		return ""
+		return "" // the number says enough
 	}
-	for _, a := range attrs {
-		if a.Kind == text {
-			return unix.ByteSliceToString(a.Value)
-		}
-	}
-	return ""
+	return attrs.Text(unix.NLMSGERR_ATTR_MSG)
 }

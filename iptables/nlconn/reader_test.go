@@ -20,17 +20,17 @@ func datagram(kind, flags uint16, seq uint32, payload ...byte) []byte {
 func code(n int32) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(n)) }
 
 // readAll reads datagrams as the answer to request 7.
-func readAll(single bool, datagrams ...[]byte) (replies []string, done bool, err error) {
-	r := reader{seq: testSeq, single: single, each: func(b []byte) error {
+func readAll(single bool, datagrams ...[]byte) (replies []string, err error) {
+	a := answer{seq: testSeq, single: single, each: func(b []byte) error {
 		replies = append(replies, string(b))
 		return nil
 	}}
 	for _, d := range datagrams {
-		if err := r.read(d); err != nil {
-			return replies, r.done, err
+		if err := split(d, a.take); err != nil {
+			return replies, err
 		}
 	}
-	return replies, r.done, r.err
+	return replies, a.outcome()
 }
 
 func TestReader(t *testing.T) {
@@ -41,27 +41,29 @@ func TestReader(t *testing.T) {
 		single    bool
 		datagrams [][]byte
 		replies   string
-		done      bool
 		err       error
 	}{
-		"one reply":          {true, [][]byte{reply(7, 0, "one")}, "one", true, nil},
-		"nothing yet":        {true, nil, "", false, nil},
-		"dump":               {false, [][]byte{append(reply(7, multi, "one"), reply(7, multi, "two")...), end}, "one two", true, nil},
-		"unfinished dump":    {false, [][]byte{reply(7, multi, "one")}, "one", false, nil},
-		"empty dump":         {false, [][]byte{end}, "", true, nil},
-		"end without a code": {false, [][]byte{datagram(unix.NLMSG_DONE, multi, testSeq)}, "", true, nil},
-		"older reply":        {true, [][]byte{reply(6, 0, "old"), reply(7, 0, "new")}, "new", true, nil},
-		"older error":        {true, [][]byte{datagram(unix.NLMSG_ERROR, 0, 6, code(-1)...), reply(7, 0, "new")}, "new", true, nil},
-		"no operation":       {true, [][]byte{datagram(unix.NLMSG_NOOP, 0, testSeq), reply(7, 0, "one")}, "one", true, nil},
-		"acknowledged":       {false, [][]byte{datagram(unix.NLMSG_ERROR, 0, testSeq, code(0)...)}, "", true, nil},
-		"refused":            {false, [][]byte{datagram(unix.NLMSG_ERROR, 0, testSeq, code(-1)...)}, "", true, unix.EPERM},
-		"dump that failed":   {false, [][]byte{reply(7, multi, "one"), datagram(unix.NLMSG_DONE, multi, testSeq, code(-2)...)}, "one", true, unix.ENOENT},
-		"interrupted":        {false, [][]byte{reply(7, interrupted, "one"), reply(7, interrupted, "two"), end}, "one two", true, ErrInterrupted},
-		"interrupted at end": {false, [][]byte{datagram(unix.NLMSG_DONE, interrupted, testSeq, code(0)...)}, "", true, ErrInterrupted},
+		"one reply":           {true, [][]byte{reply(7, 0, "one")}, "one", nil},
+		"nothing yet":         {true, nil, "", errNoAnswer},
+		"dump":                {false, [][]byte{append(reply(7, multi, "one"), reply(7, multi, "two")...), end}, "one two", nil},
+		"unfinished dump":     {false, [][]byte{reply(7, multi, "one")}, "one", errNoAnswer},
+		"empty dump":          {false, [][]byte{end}, "", nil},
+		"end without a code":  {false, [][]byte{datagram(unix.NLMSG_DONE, multi, testSeq)}, "", nil},
+		"older reply":         {true, [][]byte{reply(6, 0, "old"), reply(7, 0, "new")}, "new", nil},
+		"older error":         {true, [][]byte{datagram(unix.NLMSG_ERROR, 0, 6, code(-1)...), reply(7, 0, "new")}, "new", nil},
+		"no operation":        {true, [][]byte{datagram(unix.NLMSG_NOOP, 0, testSeq), reply(7, 0, "one")}, "one", nil},
+		"acknowledged":        {false, [][]byte{datagram(unix.NLMSG_ERROR, 0, testSeq, code(0)...)}, "", nil},
+		"refused":             {false, [][]byte{datagram(unix.NLMSG_ERROR, 0, testSeq, code(-1)...)}, "", unix.EPERM},
+		"dump that failed":    {false, [][]byte{reply(7, multi, "one"), datagram(unix.NLMSG_DONE, multi, testSeq, code(-2)...)}, "one", unix.ENOENT},
+		"interrupted":         {false, [][]byte{reply(7, interrupted, "one"), reply(7, interrupted, "two"), end}, "one two", ErrInterrupted},
+		"interrupted by word": {false, [][]byte{datagram(unix.NLMSG_DONE, multi, testSeq, code(-4)...)}, "", ErrInterrupted},
+		"interrupted, failed": {false, [][]byte{reply(7, interrupted, "one"), datagram(unix.NLMSG_DONE, multi, testSeq, code(-2)...)}, "one", unix.ENOENT},
+		"reply after the end": {false, [][]byte{datagram(unix.NLMSG_ERROR, 0, testSeq, code(-1)...), reply(7, 0, "late")}, "", unix.EPERM},
+		"interrupted at end":  {false, [][]byte{datagram(unix.NLMSG_DONE, interrupted, testSeq, code(0)...)}, "", ErrInterrupted},
 	} {
-		replies, done, err := readAll(c.single, c.datagrams...)
-		if got := strings.Join(replies, " "); got != c.replies || done != c.done || !errors.Is(err, c.err) || c.err == nil && err != nil {
-			t.Errorf("%s: %q, %t, %v; want %q, %t, %v", name, got, done, err, c.replies, c.done, c.err)
+		replies, err := readAll(c.single, c.datagrams...)
+		if got := strings.Join(replies, " "); got != c.replies || !errors.Is(err, c.err) || c.err == nil && err != nil {
+			t.Errorf("%s: %q, %v; want %q, %v", name, got, err, c.replies, c.err)
 		}
 	}
 }
@@ -83,7 +85,7 @@ func TestReaderRefusesWrongShapes(t *testing.T) {
 		"short error":       datagram(unix.NLMSG_ERROR, 0, testSeq, 1, 2),
 		"positive error":    datagram(unix.NLMSG_ERROR, 0, testSeq, code(5)...),
 	} {
-		if replies, _, err := readAll(true, d); err == nil || len(replies) != 0 {
+		if replies, err := readAll(true, d); err == nil || len(replies) != 0 {
 			t.Errorf("%s: %q, %v", name, replies, err)
 		}
 	}
@@ -104,15 +106,19 @@ func TestExplanation(t *testing.T) {
 		"whole request":     {long, tlvs, "because"},
 		"none":              {short[:20], 0, ""},
 		"announced, absent": {short[:20], tlvs | capped, ""},
+		"nothing else":      {short[:4], tlvs | capped, ""},
 		"request cut":       {long[:24], tlvs, ""},
+		"a false length":    {append(code(-22), bytes.Repeat([]byte{0x7f}, 16)...), tlvs, ""},
 		"attribute cut":     {short[:26], tlvs | capped, ""},
 		"other attribute":   {append(append(code(-22), echo...), AppendAttr(nil, 2, []byte("x"))...), tlvs | capped, ""},
 	} {
-		if got := explanation(c.payload, c.flags); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
+		want := "invalid argument"
+		if c.want != "" {
+			want += " (" + c.want + ")"
 		}
-		if err := kernelError(c.payload, c.flags); !errors.Is(err, unix.EINVAL) {
-			t.Errorf("%s: %v", name, err)
+		err := message{kind: unix.NLMSG_ERROR, flags: c.flags, payload: c.payload}.failure()
+		if !errors.Is(err, unix.EINVAL) || err.Error() != want {
+			t.Errorf("%s: %v, want %s", name, err, want)
 		}
 	}
 }
@@ -126,10 +132,22 @@ func TestAttrs(t *testing.T) {
 	if n, err := attrs[1].Uint32(); n != 77 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
+	if attrs.Value(9) == nil || attrs.Value(8) != nil || attrs.Text(3) != "abcde" || attrs.Text(8) != "" {
+		t.Errorf("values %v, %v, texts %q, %q", attrs.Value(9), attrs.Value(8), attrs.Text(3), attrs.Text(8))
+	}
 	if _, err := attrs[0].Uint32(); err == nil {
 		t.Error("5 bytes were taken for a number")
 	}
-	for _, bad := range [][]byte{{1}, {4, 0, 1}, {3, 0, 1, 0}, {5, 0, 1, 0}, {255, 255, 1, 0, 0}} {
+	inner := AppendText(AppendText(nil, 1, "abc"), 1, "") // of a multiple of 4 bytes, and none
+	outer, err := ParseAttrs(AppendAttr(nil, unix.NLA_F_NESTED|2, inner))
+	if err != nil || !bytes.Equal(outer.Value(2), inner) {
+		t.Fatalf("%+v, %v", outer, err)
+	}
+	texts, err := ParseAttrs(outer.Value(2))
+	if err != nil || len(texts) != 2 || texts.Text(1) != "abc" || string(texts[1].Value) != "\x00" {
+		t.Errorf("%+v, %v", texts, err)
+	}
+	for _, bad := range [][]byte{{1}, {4, 0, 1}, {3, 0, 1, 0}, {3, 0, 1, 0, 0}, {200, 0, 1, 0}, {5, 0, 1, 0}, {255, 255, 1, 0, 0}} {
 		if attrs, err := ParseAttrs(bad); err == nil {
 			t.Errorf("%v was taken for %+v", bad, attrs)
 		}
@@ -142,12 +160,14 @@ func FuzzReader(f *testing.F) {
 	f.Add(datagram(unix.NLMSG_DONE, 0, testSeq, code(0)...), false)
 	f.Fuzz(func(t *testing.T, d []byte, single bool) {
 		total := 0
-		r := reader{seq: testSeq, single: single, each: func(b []byte) error {
+		a := answer{seq: testSeq, single: single, each: func(b []byte) error {
 			total += len(b)
 			_, err := ParseAttrs(b)
 			return err
 		}}
-		if err := r.read(d); err == nil && total > len(d) {
+		v := verdict{first: testSeq, messages: 1}
+		err := errors.Join(split(d, a.take), a.outcome(), split(d, v.take))
+		if err == nil && total > len(d) {
 			t.Errorf("%d bytes of replies out of %d", total, len(d))
 		}
 	})
