@@ -3,6 +3,7 @@ package route_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -76,6 +77,9 @@ func TestEnsureLoopbackBringsItUp(t *testing.T) {
 	ip(t, n, "link set lo down")
 	if err := r.Apply(t.Context(), both); err == nil || !strings.Contains(err.Error(), "lo is down") {
 		t.Errorf("Apply with lo down: %v", err)
+	}
+	if report := check(t, r, both); !slices.Contains(report.Drift, "IPv4: lo is down") {
+		t.Errorf("Check with lo down: %q", report.Drift)
 	}
 	for range 2 { // the second time it is up
 		if err := r.EnsureLoopback(t.Context(), time.Millisecond); err != nil {

@@ -157,7 +157,12 @@ func (r *Router) compareRoutes(ctx context.Context, f family, routes []route, wa
 		}
 	}
 	if wanted && !hasOurs(routes) {
-		if possible, why := r.routePossible(ctx, f); !possible {
+		possible, why := r.routePossible(ctx, f)
+		if errors.Is(why, errLoopbackDown) {
+			report.Drift = append(report.Drift, why.Error()) // for whoever applies to bring up
+			return nil
+		}
+		if !possible {
 			return why
 		}
 		report.Drift = append(report.Drift, routeText+" is missing")
@@ -189,7 +194,9 @@ func (r *Router) routePossible(ctx context.Context, f family) (bool, error) {
 		return false, fmt.Errorf("IPv6 is on for %q and off for lo, so that nothing can be led to the proxy: "+
 			"set net.ipv6.conf.lo.disable_ipv6=0 in the pod, or disable_ipv6=1 for all its interfaces", others)
 	case !loUp:
-		return false, errors.New("lo is down")
+		return false, errLoopbackDown
 	}
 	return true, nil
 }
+
+var errLoopbackDown = errors.New("lo is down")

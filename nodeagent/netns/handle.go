@@ -44,7 +44,8 @@ type Handle struct {
 
 // Open opens the network namespace at path, as /run/netns/NAME or /proc/PID/ns/net.
 func Open(path string) (*Handle, error) {
-	file, err := os.Open(path)
+	// O_NONBLOCK: a FIFO at the path would otherwise wait for its writer.
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open network namespace: %w", err)
 	}

@@ -214,8 +214,13 @@ func TestOpenRefusesWhatIsNoNetworkNamespace(t *testing.T) {
 	if err := os.WriteFile(leftover, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for path, want := range map[string]string{
 		leftover:            "not a namespace",
+		fifo:                "not a namespace",
 		t.TempDir():         "not a namespace",
 		"/proc/self/ns/mnt": "not a network namespace",
 		"/nowhere":          "no such file",
