@@ -20,8 +20,10 @@ type Attrs []Attr
 // nested attribute is a run itself.
 func ParseAttrs(b []byte) (Attrs, error) {
 	const kindMask = 0x3fff // NLA_TYPE_MASK
-	const usual = 8
-	attrs := make(Attrs, 0, usual)
+	if len(b) == 0 {
+		return nil, nil
+	}
+	attrs := make(Attrs, 0, 8) // few messages have more
 	for len(b) >= unix.SizeofNlAttr {
 		size := int(binary.NativeEndian.Uint16(b))
 		if size < unix.SizeofNlAttr || size > len(b) {

@@ -53,7 +53,7 @@ type answer struct {
 
 // take fails if each does.
 func (a *answer) take(m message) error {
-	if m.seq != a.seq || m.kind == unix.NLMSG_NOOP || a.failure != nil {
+	if m.seq != a.seq || m.kind == unix.NLMSG_NOOP || a.complete {
 		return nil
 	}
 	a.interrupted = a.interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
@@ -62,7 +62,7 @@ func (a *answer) take(m message) error {
 		a.failure = m.failure()
 		return nil
 	}
-	a.complete = a.complete || a.single
+	a.complete = a.single
 	return a.each(m.payload)
 }
 
