@@ -1,12 +1,14 @@
 package nft
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-mesh/fairlead/iptables/nlconn"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
 
@@ -14,7 +16,7 @@ import (
 type step struct {
 	what    string
 	needs   string
-	message message
+	message nlconn.Message
 }
 
 // replacement takes the table away, if it is there, and puts the wanted one in its place.
@@ -29,20 +31,20 @@ func replacement(want ruleset.Ruleset) ([]step, error) {
 		{table, needs, request(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, name)},
 	}
 	for _, c := range want.Chains {
-		attributes, err := chainAttributes(c)
+		payload, err := chainPayload(c)
 		if err != nil {
 			return nil, fmt.Errorf("chain %s: %w", c.Name, err)
 		}
 		steps = append(steps, step{"chain " + c.Name, chainNeeds(c),
-			request(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, attributes)})
+			request(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, payload)})
 		for i, r := range c.Rules {
 			what := fmt.Sprintf("rule %d of chain %s (%s)", i+1, c.Name, r)
-			attributes, err := ruleAttributes(c.Name, r)
+			payload, err := rulePayload(c.Name, r)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", what, err)
 			}
 			steps = append(steps, step{what, ruleNeeds(r),
-				request(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, attributes)})
+				request(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, payload)})
 		}
 	}
 	return steps, nil
@@ -79,12 +81,14 @@ func ruleNeeds(r ruleset.Rule) string {
 }
 
 // run sends the steps as one transaction.
-func (s *socket) run(steps []step) error {
-	messages := make([]message, len(steps))
+func (t *Table) run(ctx context.Context, steps []step) error {
+	messages := make([]nlconn.Message, len(steps))
 	for i := range steps {
 		messages[i] = steps[i].message
 	}
-	i, err := s.transaction(messages)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, err := t.conn.Batch(ctx, unix.NFNL_SUBSYS_NFTABLES, messages)
 	if err == nil {
 		return nil
 	}

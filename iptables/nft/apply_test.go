@@ -3,7 +3,6 @@ package nft
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -110,10 +109,9 @@ func TestTableOfAnotherOwner(t *testing.T) {
 	netlab.Kernel(t)
 	n := netlab.NewNS(t, "owned")
 	table, other := open(t, n), open(t, n)
-	b := builder(named(unix.NFTA_TABLE_NAME, ruleset.Table))
 	const flagOwner = 2
-	b.uint32(unix.NFTA_TABLE_FLAGS, flagOwner)
-	if err := other.socket.run([]step{{message: request(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, b)}}); err != nil {
+	b := appendNumber(named(unix.NFTA_TABLE_NAME, ruleset.Table), unix.NFTA_TABLE_FLAGS, flagOwner)
+	if err := other.run(context.Background(), []step{{message: request(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, b)}}); err != nil {
 		t.Fatal(err)
 	}
 	err := table.Apply(context.Background(), ordinary(t))
@@ -209,20 +207,6 @@ func TestGeneration(t *testing.T) {
 	moved("Remove of nothing", false)
 }
 
-func TestSocketOfAnotherNamespaceIsRefused(t *testing.T) {
-	netlab.Kernel(t)
-	meant, entered := netlab.NewNS(t, "meant"), netlab.NewNS(t, "entered")
-	table := open(t, entered)
-	err := table.socket.checkNamespace(meant.Handle.ID())
-	want := fmt.Sprintf("a netfilter socket for network namespace %s is in %s: nothing was written", meant.Handle.ID(), entered.Handle.ID())
-	if err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
-	if err := table.socket.checkNamespace(entered.Handle.ID()); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestClosedAndCancelled(t *testing.T) {
 	netlab.Kernel(t)
 	netlab.CheckLeaks(t)
@@ -309,11 +293,11 @@ func TestRemedies(t *testing.T) {
 		{step{}, unix.ENOENT, ""},
 		{step{needs: "x"}, unix.E2BIG, ": too many chains stand on that hook in this network namespace"},
 	} {
-		if got := tt.step.remedy(&kernelError{errno: tt.errno}); got != tt.want {
+		if got := tt.step.remedy(tt.errno); got != tt.want {
 			t.Errorf("%v: %q, want %q", tt.errno, got, tt.want)
 		}
 	}
-	if got := remedy(&kernelError{errno: unix.EOPNOTSUPP}); got != ": the kernel has no nf_tables (module nf_tables)" {
+	if got := remedy(unix.EOPNOTSUPP); got != ": the kernel has no nf_tables (module nf_tables)" {
 		t.Errorf("no nf_tables: %q", got)
 	}
 	ct := "connection tracking (module nft_ct)"

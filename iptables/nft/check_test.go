@@ -228,7 +228,7 @@ func TestCheckOfATableInMotion(t *testing.T) {
 		other := named(unix.NFTA_TABLE_NAME, "other")
 		steps := []step{{message: request(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, other)}, {message: request(unix.NFT_MSG_DELTABLE, 0, other)}}
 		for {
-			if err := busy.socket.run(append([]step(nil), steps...)); err != nil {
+			if err := busy.run(context.Background(), steps); err != nil {
 				stopped <- err
 				return
 			}

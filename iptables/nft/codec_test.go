@@ -9,16 +9,17 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-mesh/fairlead/iptables/nlconn"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
 
 func roundTrip(t testing.TB, r ruleset.Rule) ruleset.Rule {
 	t.Helper()
-	b, err := ruleAttributes("c", r)
+	b, err := rulePayload("c", r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := decode(b)
+	a, err := nlconn.ParseAttrs(b[nlconn.NetfilterHeaderSize:])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,15 +127,9 @@ func TestComment(t *testing.T) {
 }
 
 func TestMalformedAttributes(t *testing.T) {
-	for _, b := range [][]byte{{1, 0, 0, 0}, {200, 0, 1, 0}, {3, 0, 1, 0, 0}} {
-		if _, err := decode(b); err == nil {
-			t.Errorf("%v: no error", b)
-		}
-	}
 	for _, b := range []string{"\x08\x00\x01\x00meta", "\x03\x00\x01\x00"} {
-		var outer builder
-		outer.nested(unix.NFTA_LIST_ELEM, builder(b[:4]))
-		if _, err := decodeRule(attributes{{unix.NFTA_RULE_EXPRESSIONS, outer}}); err == nil {
+		list := nlconn.AppendAttr(nil, unix.NFTA_LIST_ELEM, []byte(b)[:4])
+		if _, err := decodeRule(nlconn.Attrs{{Kind: unix.NFTA_RULE_EXPRESSIONS, Value: list}}); err == nil {
 			t.Errorf("%q: no error", b)
 		}
 	}

@@ -10,23 +10,25 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-mesh/fairlead/iptables/nlconn"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
 
-// decodeRule is the reverse of ruleAttributes. What encode does not write comes out as ruleset.Foreign: somebody else may
+// decodeRule is the reverse of rulePayload. What encode does not write comes out as ruleset.Foreign: somebody else may
 // have put anything into our table.
-func decodeRule(a attributes) (ruleset.Rule, error) {
-	var exprs []any
-	if err := each(a.bytes(unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, data []byte) error {
-		e, err := decodeExpression(data)
-		exprs = append(exprs, e)
-		return err
-	}); err != nil {
+func decodeRule(a nlconn.Attrs) (ruleset.Rule, error) {
+	list, err := nlconn.ParseAttrs(a.Value(unix.NFTA_RULE_EXPRESSIONS))
+	if err != nil {
 		return ruleset.Rule{}, err
 	}
-	d := decoder{exprs: exprs}
+	d := decoder{exprs: make([]any, len(list))}
+	for i, e := range list {
+		if d.exprs[i], err = decodeExpression(e.Value); err != nil {
+			return ruleset.Rule{}, err
+		}
+	}
 	d.run()
-	d.rule.Comment = comment(a.bytes(unix.NFTA_RULE_USERDATA))
+	d.rule.Comment = comment(a.Value(unix.NFTA_RULE_USERDATA))
 	return d.rule, nil
 }
 
@@ -34,12 +36,12 @@ func decodeRule(a attributes) (ruleset.Rule, error) {
 type unknown string
 
 func decodeExpression(data []byte) (any, error) {
-	a, err := decode(data)
+	a, err := nlconn.ParseAttrs(data)
 	if err != nil {
 		return nil, err
 	}
 	var e expr.Any
-	switch name := a.text(unix.NFTA_EXPR_NAME); name {
+	switch name := a.Text(unix.NFTA_EXPR_NAME); name {
 	case "meta":
 		e = &expr.Meta{}
 	case "cmp":
@@ -53,16 +55,16 @@ func decodeExpression(data []byte) (any, error) {
 	case "immediate":
 		e = &expr.Immediate{}
 	case "ct":
-		return decodeConntrack(a.bytes(unix.NFTA_EXPR_DATA))
+		return decodeConntrack(a.Value(unix.NFTA_EXPR_DATA))
 	default:
 		return unknown(name), nil
 	}
-	if err := expr.Unmarshal(unix.NFPROTO_INET, a.bytes(unix.NFTA_EXPR_DATA), e); err != nil {
+	if err := expr.Unmarshal(unix.NFPROTO_INET, a.Value(unix.NFTA_EXPR_DATA), e); err != nil {
 		return nil, fmt.Errorf("cannot decode %T: %w", e, err)
 	}
 	if i, ok := e.(*expr.Immediate); ok && i.Register == unix.NFT_REG_VERDICT {
 		v := &expr.Verdict{}
-		err := expr.Unmarshal(unix.NFPROTO_INET, a.bytes(unix.NFTA_EXPR_DATA), v)
+		err := expr.Unmarshal(unix.NFPROTO_INET, a.Value(unix.NFTA_EXPR_DATA), v)
 		return v, err
 	}
 	return e, nil
@@ -70,16 +72,16 @@ func decodeExpression(data []byte) (any, error) {
 
 // decodeConntrack is here because the library's own forgets the register of a ct expression that sets something.
 func decodeConntrack(data []byte) (any, error) {
-	a, err := decode(data)
+	a, err := nlconn.ParseAttrs(data)
 	if err != nil {
 		return nil, err
 	}
-	if _, directed := a.get(unix.NFTA_CT_DIRECTION); directed {
+	if a.Value(unix.NFTA_CT_DIRECTION) != nil {
 		return unknown("ct of one direction"), nil
 	}
-	e := &expr.Ct{Key: expr.CtKey(a.uint32(unix.NFTA_CT_KEY)), Register: a.uint32(unix.NFTA_CT_DREG)}
-	if _, sets := a.get(unix.NFTA_CT_SREG); sets {
-		e.Register, e.SourceRegister = a.uint32(unix.NFTA_CT_SREG), true
+	e := &expr.Ct{Key: expr.CtKey(number(a.Value(unix.NFTA_CT_KEY))), Register: number(a.Value(unix.NFTA_CT_DREG))}
+	if from := a.Value(unix.NFTA_CT_SREG); from != nil {
+		e.Register, e.SourceRegister = number(from), true
 	}
 	return e, nil
 }

@@ -6,8 +6,8 @@
 // table; it looks at no other table. Generation costs next to nothing, and tells whether a Check could find anything new. The
 // nft command shows the same rules in ordinary syntax.
 //
-// The expressions are google/nftables'; the socket is our own. The library gives up which message a transaction failed at, has no
-// call for the ruleset's number, and takes what any process in the pod's namespace sends to the socket for the kernel's word.
+// The expressions are google/nftables'; the connection is nlconn's. The library gives up which message a transaction failed at, has
+// no call for the ruleset's number, and takes what any process in the pod's namespace sends to the socket for the kernel's word.
 //
 // Failures that the package survives:
 //   - A socket in another namespace than meant (a closed handle, a number used again): nothing is written.

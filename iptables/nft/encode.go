@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-mesh/fairlead/iptables/nlconn"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
 
@@ -167,25 +168,25 @@ func compare(not bool, data []byte) *expr.Cmp {
 	return &expr.Cmp{Op: op, Register: register, Data: data}
 }
 
-// ruleAttributes are those of a message that appends the rule to its chain.
-func ruleAttributes(chain string, r ruleset.Rule) ([]byte, error) {
+// rulePayload is that of a message that appends the rule to its chain.
+func rulePayload(chain string, r ruleset.Rule) ([]byte, error) {
 	exprs, err := expressions(r)
 	if err != nil {
 		return nil, err
 	}
-	var list, b builder
+	var list []byte
 	for _, e := range exprs {
 		data, err := expr.Marshal(unix.NFPROTO_INET, e)
 		if err != nil {
 			return nil, fmt.Errorf("cannot encode %T: %w", e, err)
 		}
-		list.nested(unix.NFTA_LIST_ELEM, data)
+		list = nlconn.AppendAttr(list, unix.NLA_F_NESTED|unix.NFTA_LIST_ELEM, data)
 	}
-	b.text(unix.NFTA_RULE_TABLE, ruleset.Table)
-	b.text(unix.NFTA_RULE_CHAIN, chain)
-	b.nested(unix.NFTA_RULE_EXPRESSIONS, list)
+	b := named(unix.NFTA_RULE_TABLE, ruleset.Table)
+	b = nlconn.AppendText(b, unix.NFTA_RULE_CHAIN, chain)
+	b = nlconn.AppendAttr(b, unix.NLA_F_NESTED|unix.NFTA_RULE_EXPRESSIONS, list)
 	if r.Comment != "" {
-		b.bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, r.Comment))
+		b = nlconn.AppendAttr(b, unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, r.Comment))
 	}
 	return b, nil
 }
@@ -201,19 +202,22 @@ const (
 	policyAccept = 1
 )
 
-// chainAttributes are those of a message that creates the base chain.
-func chainAttributes(c ruleset.Chain) ([]byte, error) {
+// chainPayload is that of a message that creates the base chain.
+func chainPayload(c ruleset.Chain) ([]byte, error) {
 	hook, ok := hooks[c.Hook]
 	if !ok || c.Policy != ruleset.PolicyAccept {
 		return nil, fmt.Errorf("cannot write a chain on hook %q with policy %q", c.Hook, c.Policy)
 	}
-	var where, b builder
-	where.uint32(unix.NFTA_HOOK_HOOKNUM, hook)
-	where.uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.Priority))
-	b.text(unix.NFTA_CHAIN_TABLE, ruleset.Table)
-	b.text(unix.NFTA_CHAIN_NAME, c.Name)
-	b.nested(unix.NFTA_CHAIN_HOOK, where)
-	b.uint32(unix.NFTA_CHAIN_POLICY, policyAccept)
-	b.text(unix.NFTA_CHAIN_TYPE, string(c.Type))
-	return b, nil
+	where := appendNumber(nil, unix.NFTA_HOOK_HOOKNUM, hook)
+	where = appendNumber(where, unix.NFTA_HOOK_PRIORITY, uint32(c.Priority))
+	b := named(unix.NFTA_CHAIN_TABLE, ruleset.Table)
+	b = nlconn.AppendText(b, unix.NFTA_CHAIN_NAME, c.Name)
+	b = nlconn.AppendAttr(b, unix.NLA_F_NESTED|unix.NFTA_CHAIN_HOOK, where)
+	b = appendNumber(b, unix.NFTA_CHAIN_POLICY, policyAccept)
+	return nlconn.AppendText(b, unix.NFTA_CHAIN_TYPE, string(c.Type)), nil
+}
+
+// appendNumber appends an attribute that is a number, as all of nf_tables' in network byte order.
+func appendNumber(b []byte, kind uint16, n uint32) []byte {
+	return nlconn.AppendAttr(b, kind, binary.BigEndian.AppendUint32(nil, n))
 }

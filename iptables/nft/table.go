@@ -2,14 +2,15 @@ package nft
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-mesh/fairlead/iptables/nlconn"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 )
@@ -22,99 +23,76 @@ const (
 
 // Table is our table in one network namespace. Its methods may be called at the same time.
 type Table struct {
-	namespace *netns.Handle // borrowed: its owner closes it after the Table
-
-	mu     sync.Mutex
-	socket *socket // nil once closed
+	conn *nlconn.Conn
+	mu   sync.Mutex // held while writing and checking, so that a Check does not see our own change in motion
 }
 
 // Open opens a socket in the namespace and keeps it. It reads and changes nothing.
 //
 // The Table borrows h, which has to stay open for as long as the Table is used.
 func Open(h *netns.Handle) (*Table, error) {
-	s, err := openIn(h)
+	conn, err := nlconn.Open(h, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, err
 	}
-	return &Table{namespace: h, socket: s}, nil
-}
-
-// openIn opens a socket in the namespace, and makes sure that it is there: rules written into another namespace, the
-// host's perhaps, would do their work there.
-func openIn(h *netns.Handle) (*socket, error) {
-	var s *socket
-	if err := h.Do(func() (err error) {
-		s, err = openSocket()
-		return err
-	}); err != nil {
-		return nil, fmt.Errorf("cannot reach nf_tables of network namespace %s: %w", h.ID(), err)
-	}
-	if err := s.checkNamespace(h.ID()); err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	return s, nil
-}
-
-func (s *socket) checkNamespace(want netns.ID) error {
-	got, err := netns.SocketID(s.fd)
-	if err != nil {
-		return err
-	}
-	if got != want {
-		return fmt.Errorf("a netfilter socket for network namespace %s is in %s: nothing was written", want, got)
-	}
-	return nil
+	return &Table{conn: conn}, nil
 }
 
 // Close gives the socket up; it keeps the namespace alive until then. Calling it again does nothing.
-func (t *Table) Close() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.socket == nil {
-		return nil
-	}
-	s := t.socket
-	t.socket = nil
-	return s.close()
+func (t *Table) Close() error { return t.conn.Close() }
+
+// request is a message of the nf_tables subsystem. Its payload begins with a header.
+func request(kind, flags uint16, payload []byte) nlconn.Message {
+	return nlconn.Message{Kind: unix.NFNL_SUBSYS_NFTABLES<<8 | kind, Flags: flags, Payload: payload}
 }
 
-// use runs fn with the socket, alone.
-func (t *Table) use(ctx context.Context, fn func(*socket) error) error {
-	if err := ctx.Err(); err != nil {
-		return err
+// header is the start of a request about tables of family inet.
+func header() []byte { return nlconn.NetfilterHeader(unix.NFPROTO_INET) }
+
+// named is a request's payload that names one object.
+func named(kind uint16, name string) []byte { return nlconn.AppendText(header(), kind, name) }
+
+// ask sends a request and calls each with the attributes of each answer.
+func (t *Table) ask(ctx context.Context, kind, flags uint16, payload []byte, each func(nlconn.Attrs) error) error {
+	m := request(kind, flags, payload)
+	return t.conn.Request(ctx, m.Kind, m.Flags, m.Payload, func(reply []byte) error {
+		if len(reply) < nlconn.NetfilterHeaderSize {
+			return fmt.Errorf("an answer of %d bytes", len(reply))
+		}
+		attrs, err := nlconn.ParseAttrs(reply[nlconn.NetfilterHeaderSize:])
+		if err != nil {
+			return err
+		}
+		return each(attrs)
+	})
+}
+
+// number is an attribute's value, 0 if there is none.
+func number(value []byte) uint32 {
+	if len(value) != 4 {
+		return 0
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.socket == nil {
-		return fmt.Errorf("table inet %s of network namespace %s: %w", ruleset.Table, t.namespace.ID(), os.ErrClosed)
-	}
-	return fn(t.socket)
+	return binary.BigEndian.Uint32(value)
 }
 
 // Generation is the number of the namespace's nftables ruleset. Every change of it, by anybody and of any table, makes
 // another number: as long as it stays, Check would find what it found before.
-func (t *Table) Generation() (uint32, error) {
-	var number uint32
-	err := t.use(context.Background(), func(s *socket) (err error) {
-		number, err = s.generation()
-		return err
-	})
-	return number, err
-}
+func (t *Table) Generation() (uint32, error) { return t.generation(context.Background()) }
 
-func (s *socket) generation() (uint32, error) {
-	answer, err := s.get(request(unix.NFT_MSG_GETGEN, 0, nil))
+func (t *Table) generation(ctx context.Context) (uint32, error) {
+	var id uint32
+	err := t.ask(ctx, unix.NFT_MSG_GETGEN, 0, header(), func(a nlconn.Attrs) error {
+		value := a.Value(unix.NFTA_GEN_ID)
+		if value == nil {
+			return errors.New("the kernel gives it none")
+		}
+		id = number(value)
+		return nil
+	})
 	if err != nil {
 		return 0, fmt.Errorf("cannot read the number of the ruleset: %w", err)
 	}
-	a, err := decode(answer)
-	if err != nil {
-		return 0, err
-	}
-	if _, ok := a.get(unix.NFTA_GEN_ID); !ok {
-		return 0, errors.New("the kernel gives the ruleset no number")
-	}
-	return a.uint32(unix.NFTA_GEN_ID), nil
+	return id, nil
 }
 
 // Apply replaces the whole table by the wanted one in one transaction, whatever it was before. When it fails nothing has
@@ -124,13 +102,12 @@ func (t *Table) Apply(ctx context.Context, want ruleset.Ruleset) error {
 	if err != nil {
 		return err
 	}
-	return t.use(ctx, func(s *socket) error { return s.run(steps) })
+	return t.run(ctx, steps)
 }
 
 // Remove removes the table. That there is none is fine.
 func (t *Table) Remove(ctx context.Context) error {
-	steps := []step{{what: "the table's removal", message: request(unix.NFT_MSG_DELTABLE, 0, named(unix.NFTA_TABLE_NAME, ruleset.Table))}}
-	err := t.use(ctx, func(s *socket) error { return s.run(steps) })
+	err := t.run(ctx, []step{{what: "the table's removal", message: request(unix.NFT_MSG_DELTABLE, 0, named(unix.NFTA_TABLE_NAME, ruleset.Table))}})
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -140,52 +117,35 @@ func (t *Table) Remove(ctx context.Context) error {
 // Check reads the table and says how it differs from the wanted one. A table that is changed again and again while it is
 // read counts as one that differs.
 func (t *Table) Check(ctx context.Context, want ruleset.Ruleset) (ruleset.Diff, error) {
-	var diff ruleset.Diff
-	err := t.use(ctx, func(s *socket) error {
-		deadline := time.Now().Add(readTime)
-		for attempt := 1; ; attempt++ {
-			got, err := t.readOnce(want)
-			switch {
-			case err == nil:
-				diff = ruleset.Compare(want, got)
-				return nil
-			case !errors.Is(err, errMotion):
-				return err
-			case ctx.Err() != nil:
-				return ctx.Err()
-			case attempt == readAttempts || time.Now().After(deadline):
-				diff = ruleset.Diff{{Kind: ruleset.InMotion, Where: "table inet " + ruleset.Table}}
-				return nil
-			}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	deadline := time.Now().Add(readTime)
+	for attempt := 1; ; attempt++ {
+		got, err := t.readOnce(ctx, want)
+		switch {
+		case err == nil:
+			return ruleset.Compare(want, got), nil
+		case !errors.Is(err, nlconn.ErrInterrupted):
+			return nil, err
+		case attempt == readAttempts || time.Now().After(deadline):
+			return ruleset.Diff{{Kind: ruleset.InMotion, Where: "table inet " + ruleset.Table}}, nil
 		}
-	})
-	return diff, err
+	}
 }
 
 // readOnce reads the table between two looks at the ruleset's number.
-func (t *Table) readOnce(want ruleset.Ruleset) (ruleset.Ruleset, error) {
-	before, err := t.socket.generation()
+func (t *Table) readOnce(ctx context.Context, want ruleset.Ruleset) (ruleset.Ruleset, error) {
+	before, err := t.generation(ctx)
 	if err != nil {
 		return ruleset.Ruleset{}, err
 	}
 	r := &reader{Table: t, want: want}
-	if err := r.read(); err != nil {
+	if err := r.read(ctx); err != nil {
 		return ruleset.Ruleset{}, err
 	}
-	after, err := t.socket.generation()
+	after, err := t.generation(ctx)
 	if err == nil && after != before {
-		err = errMotion
+		err = nlconn.ErrInterrupted
 	}
 	return r.got, err
-}
-
-// reopen exchanges the socket for one on which no dump is running.
-func (t *Table) reopen() error {
-	s, err := openIn(t.namespace)
-	if err != nil {
-		return err
-	}
-	old := t.socket
-	t.socket = s
-	return old.close()
 }
