@@ -103,25 +103,12 @@ func (t *Table) delete(ctx context.Context, which func(entry) bool) (int, error)
 	return deleted, errors.Join(errs...)
 }
 
-// list returns the entries that which picks. It reads the table again, twice, if it
-// changes meanwhile; then it returns what it has, and an error.
+// list returns the entries that which picks, and what there are of them with an error.
 func (t *Table) list(ctx context.Context, which func(entry) bool) ([]entry, error) {
-	var entries []entry
-	var err error
-	for range 3 {
-		entries = nil
-		err = t.conn.Request(ctx, subsystem|msgGet, unix.NLM_F_DUMP, header(unix.AF_UNSPEC), func(reply []byte) error {
-			e, err := parse(reply)
-			if err == nil && which(e) {
-				e.key = slices.Clone(e.key)
-				entries = append(entries, e)
-			}
-			return err
-		})
-		if !errors.Is(err, nlconn.ErrInterrupted) {
-			break
-		}
-	}
+	entries, err := nlconn.List(ctx, t.conn, subsystem|msgGet, nlconn.NetfilterHeader(unix.AF_UNSPEC), func(reply []byte) (entry, bool, error) {
+		e, err := parse(reply)
+		return e, which(e), err
+	})
 	if errors.Is(err, unix.EINVAL) {
 		err = fmt.Errorf("the kernel lacks conntrack over netlink (module nf_conntrack_netlink): %w", err)
 	}

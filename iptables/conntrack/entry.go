@@ -37,8 +37,6 @@ const (
 	statusDstNAT = 1 << 5
 
 	nested = unix.NLA_F_NESTED
-
-	headerSize = 4 // struct nfgenmsg
 )
 
 // An entry is one tracked connection.
@@ -56,18 +54,15 @@ func (e entry) String() string {
 	return fmt.Sprintf("(protocol %d, to port %d, answered from port %d, zone %d)", e.protocol, e.dstPort, e.replySrcPort, e.zone)
 }
 
-// header is the start of a request, a struct nfgenmsg.
-func header(family uint8) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
-
 func parse(message []byte) (entry, error) {
-	if len(message) < headerSize {
+	if len(message) < nlconn.NetfilterHeaderSize {
 		return entry{}, fmt.Errorf("a conntrack entry of %d bytes", len(message))
 	}
-	attrs, err := nlconn.ParseAttrs(message[headerSize:])
+	attrs, err := nlconn.ParseAttrs(message[nlconn.NetfilterHeaderSize:])
 	if err != nil {
 		return entry{}, fmt.Errorf("a conntrack entry: %w", err)
 	}
-	e, known := entry{key: header(message[0])}, false
+	e, known := entry{key: nlconn.NetfilterHeader(message[0])}, false
 	for _, a := range attrs {
 		var err error
 		switch a.Kind {
@@ -163,18 +158,13 @@ func parseTCPState(b []byte) (uint8, error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, p := range protocols {
-		if p.Kind != protoInfoTCP {
-			continue
-		}
-		attrs, err := nlconn.ParseAttrs(p.Value)
-		if err != nil {
-			return 0, err
-		}
-		for _, a := range attrs {
-			if a.Kind == protoInfoTCPState {
-				return number8(a)
-			}
+	attrs, err := nlconn.ParseAttrs(protocols.Value(protoInfoTCP))
+	if err != nil {
+		return 0, err
+	}
+	for _, a := range attrs {
+		if a.Kind == protoInfoTCPState {
+			return number8(a)
 		}
 	}
 	return 0, nil

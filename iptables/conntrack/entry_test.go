@@ -111,7 +111,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(message(nest(attrTupleOrig, attr(tupleZone, 0, 3))))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e, err := parse(b)
-		if err == nil && len(e.key) <= headerSize {
+		if err == nil && len(e.key) <= nlconn.NetfilterHeaderSize {
 			t.Error("an entry whose deletion would delete all")
 		}
 		if e.captured() && e.uncaptured() {

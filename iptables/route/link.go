@@ -66,21 +66,12 @@ func hasIPv6(families []byte) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, f := range outer {
-		if f.Kind != unix.AF_INET6 {
-			continue
-		}
-		inner, err := nlconn.ParseAttrs(f.Value)
-		if err != nil {
-			return false, err
-		}
-		for _, a := range inner {
-			if a.Kind == inet6Conf && len(a.Value) >= 4*(disableIPv6+1) {
-				return binary.NativeEndian.Uint32(a.Value[4*disableIPv6:]) == 0, nil
-			}
-		}
+	inner, err := nlconn.ParseAttrs(outer.Value(unix.AF_INET6))
+	if err != nil {
+		return false, err
 	}
-	return false, nil
+	settings := inner.Value(inet6Conf)
+	return len(settings) >= 4*(disableIPv6+1) && binary.NativeEndian.Uint32(settings[4*disableIPv6:]) == 0, nil
 }
 
 // EnsureLoopback returns once lo is up: it waits for somebody else to bring it up,

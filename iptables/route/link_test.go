@@ -78,7 +78,7 @@ func TestEnsureLoopbackBringsItUp(t *testing.T) {
 	if err := r.Apply(t.Context(), both); err == nil || !strings.Contains(err.Error(), "lo is down") {
 		t.Errorf("Apply with lo down: %v", err)
 	}
-	if report := check(t, r, both); !slices.Contains(report.Drift, "IPv4: lo is down") {
+	if report := check(t, r, both); !slices.Contains(report.Drift, "lo is down") {
 		t.Errorf("Check with lo down: %q", report.Drift)
 	}
 	for range 2 { // the second time it is up

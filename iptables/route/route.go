@@ -143,6 +143,13 @@ func (r *Router) remove(ctx context.Context, f family) error {
 // Check compares the namespace with want and changes nothing.
 func (r *Router) Check(ctx context.Context, want Config) (Report, error) {
 	var report Report
+	up, err := r.loopbackUp(ctx)
+	if err != nil {
+		return Report{}, err
+	}
+	if !up && (want.IPv4 || want.IPv6) {
+		report.Drift = append(report.Drift, errLoopbackDown.Error())
+	}
 	for _, f := range families {
 		if err := r.check(ctx, f, want.has(f), &report); err != nil {
 			return Report{}, fmt.Errorf("cannot check %s policy routing: %w", f, err)
@@ -174,27 +181,11 @@ func (r *Router) check(ctx context.Context, f family, wanted bool, report *Repor
 	return err
 }
 
-// dump lists things of one kind. It reads again, twice, if they change meanwhile. A
-// family or a table that does not exist holds nothing.
+// dump lists things of one kind. A family or a table that does not exist holds nothing.
 func dump[T any](ctx context.Context, r *Router, kind uint16, request []byte, parse func([]byte) (T, bool, error)) ([]T, error) {
-	var err error
-	for range 3 {
-		var all []T
-		err = r.conn.Request(ctx, kind, unix.NLM_F_DUMP, request, func(reply []byte) error {
-			thing, wanted, err := parse(reply)
-			if err == nil && wanted {
-				all = append(all, thing)
-			}
-			return err
-		})
-		switch {
-		case err == nil:
-			return all, nil
-		case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
-			return nil, nil
-		case !errors.Is(err, nlconn.ErrInterrupted):
-			return nil, err
-		}
+	all, err := nlconn.List(ctx, r.conn, kind, request, parse)
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
 	}
-	return nil, err
+	return all, err
 }

@@ -159,8 +159,7 @@ func (r *Router) compareRoutes(ctx context.Context, f family, routes []route, wa
 	if wanted && !hasOurs(routes) {
 		possible, why := r.routePossible(ctx, f)
 		if errors.Is(why, errLoopbackDown) {
-			report.Drift = append(report.Drift, why.Error()) // for whoever applies to bring up
-			return nil
+			return nil // reported already, once for both families
 		}
 		if !possible {
 			return why
