@@ -4,9 +4,12 @@
 //
 // # Failures it survives
 //
-//   - A typing error, a field of another version, a value out of range: refused with
-//     the field's name, what stands there and what may stand there; all that is
-//     wrong is said at once.
+//   - A typing error, a field of another version, a value of another type: refused by
+//     name, the first one only, since what follows it may be meant otherwise.
+//   - A value out of range: refused with the field's name, what stands there and what
+//     may stand there; all such values are named at once.
+//   - A path too long for a socket, waits too long for the plugin: refused here, and
+//     not by the kernel at the start or by the runtime at a pod's ADD.
 //   - A file of another kind or version: refused before any of its fields is read.
 package config
 
@@ -83,7 +86,8 @@ type ProbeAddresses struct {
 }
 
 // Waits are the bounds of what an ADD waits for: its pod's object, a proxy, and
-// the proxy's answer.
+// the proxy's answer. Together they are bounded by what the plugin waits for the
+// agent, so each must leave room for an answer that says why.
 type Waits struct {
 	Pod   metav1.Duration `json:"pod"`
 	Proxy metav1.Duration `json:"proxy"`
@@ -165,13 +169,13 @@ func (c Config) Validate() error {
 	_, policyErr := c.Policy()
 	errs := []error{
 		policyErr,
-		absolute("runDir", c.RunDir),
-		absolute("proxySocket", c.ProxySocket),
+		socket("runDir", c.RunDir, c.File("agent.sock")),
+		socket("proxySocket", c.ProxySocket, c.ProxySocket),
 		family("probeAddresses.ipv4", c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv4.Is4(), "IPv4"),
 		family("probeAddresses.ipv6", c.ProbeAddresses.IPv6, c.ProbeAddresses.IPv6.Is6() && !c.ProbeAddresses.IPv6.Is4In6(), "IPv6"),
-		between("waits.pod", c.Waits.Pod, 0, 10*time.Second),
-		between("waits.proxy", c.Waits.Proxy, 0, 10*time.Second),
-		between("waits.ack", c.Waits.Ack, time.Millisecond, 10*time.Second),
+		wait("waits.pod", c.Waits.Pod, 0),
+		wait("waits.proxy", c.Waits.Proxy, 0),
+		wait("waits.ack", c.Waits.Ack, time.Millisecond),
 		between("ackTimeout", c.AckTimeout, time.Millisecond, time.Minute),
 		between("releaseGrace", c.ReleaseGrace, 0, c.DrainTimeout.Duration),
 		between("drainTimeout", c.DrainTimeout, 0, time.Hour),
@@ -209,9 +213,17 @@ func selector(s *metav1.LabelSelector) (labels.Selector, error) {
 	return metav1.LabelSelectorAsSelector(s)
 }
 
-func absolute(field, path string) error {
-	if !filepath.IsAbs(path) {
-		return fmt.Errorf("%s: %q is not an absolute path", field, path)
+// maxSocketPath is what the kernel takes (107 bytes), less the ending under which a
+// socket is bound before it is renamed.
+const maxSocketPath = 103
+
+// socket checks the field's value and the socket's path that follows from it.
+func socket(field, value, path string) error {
+	if !filepath.IsAbs(value) {
+		return fmt.Errorf("%s: %q is not an absolute path", field, value)
+	}
+	if n := len(path); n > maxSocketPath {
+		return fmt.Errorf("%s: the path of the socket %s has %d bytes, the most is %d: choose a shorter one", field, path, n, maxSocketPath)
 	}
 	return nil
 }
@@ -226,6 +238,17 @@ func family(field string, addr netip.Addr, ok bool, want string) error {
 func between(field string, d metav1.Duration, low, high time.Duration) error {
 	if d.Duration < low || d.Duration > high {
 		return fmt.Errorf("%s: %s is not between %s and %s", field, d.Duration, low, high)
+	}
+	return nil
+}
+
+// maxWait keeps the agent's answer within the 10 s that the plugin waits for it.
+const maxWait = 9 * time.Second
+
+func wait(field string, d metav1.Duration, low time.Duration) error {
+	if d.Duration < low || d.Duration >= maxWait {
+		return fmt.Errorf("%s: %s is not at least %s and less than %s; the plugin gives an ADD up after 10s, and would not learn the reason",
+			field, d.Duration, low, maxWait)
 	}
 	return nil
 }

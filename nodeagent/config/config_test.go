@@ -104,7 +104,9 @@ func TestRefusals(t *testing.T) {
 		"wrong type":       {head + "dnsCapture: 3\n", "dnsCapture"},
 		"log level":        {head + "logLevel: loud\n", "loud"},
 		"duration":         {head + "ackTimeout: 5\n", "ackTimeout"},
-		"wait too long":    {head + "waits: {pod: 2m}\n", "waits.pod: 2m0s"},
+		"pod wait":         {head + "waits: {pod: 9s}\n", "waits.pod: 9s is not at least 0s and less than 9s; the plugin gives an ADD up after 10s"},
+		"proxy wait":       {head + "waits: {proxy: 2m}\n", "waits.proxy: 2m0s"},
+		"ack wait":         {head + "waits: {ack: 0s}\n", "waits.ack: 0s is not at least 1ms"},
 		"grace over drain": {head + "releaseGrace: 10s\ndrainTimeout: 5s\n", "releaseGrace: 10s is not between 0s and 5s"},
 		"wrong family":     {head + "probeAddresses: {ipv4: 'fd16::1'}\n", "probeAddresses.ipv4"},
 		"http address":     {head + "httpAddress: localhost\n", "httpAddress"},
@@ -119,10 +121,34 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestAllThatIsWrongIsSaidAtOnce(t *testing.T) {
-	_, err := config.Parse([]byte(head + "runDir: run\nproxySocket: sock\n"))
-	if err == nil || !strings.Contains(err.Error(), "runDir") || !strings.Contains(err.Error(), "proxySocket") {
-		t.Errorf("got %v", err)
+func TestAllValuesOutOfRangeAreNamedAtOnce(t *testing.T) {
+	_, err := config.Parse([]byte(head + "runDir: run\nproxySocket: sock\nwaits: {ack: 1h}\n"))
+	for _, field := range []string{"runDir", "proxySocket", "waits.ack"} {
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("got %v, which does not name %s", err, field)
+		}
+	}
+}
+
+// A path that is accepted is one that the kernel takes, also with the ending of a
+// socket that is not in its place yet.
+func TestSocketPaths(t *testing.T) {
+	long := func(n int) string { return "/" + strings.Repeat("a", n-1) }
+	for name, test := range map[string]struct {
+		text, want string
+	}{
+		"proxySocket fits":     {"proxySocket: " + long(103), ""},
+		"proxySocket too long": {"proxySocket: " + long(104), "proxySocket: the path of the socket /aaa"},
+		"runDir fits":          {"runDir: " + long(103-len("/agent.sock")), ""},
+		"runDir too long":      {"runDir: " + long(104-len("/agent.sock")), "runDir: the path of the socket /aaa"},
+	} {
+		_, err := config.Parse([]byte(head + test.text + "\n"))
+		if test.want == "" && err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "has 104 bytes, the most is 103")) {
+			t.Errorf("%s: got %v", name, err)
+		}
 	}
 }
 
