@@ -24,7 +24,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 45) }
+func TestMain(m *testing.M) { netlab.Main(m, 46) }
 
 // patience is how long a test waits for what must happen.
 const patience = 20 * time.Second

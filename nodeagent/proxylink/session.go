@@ -139,6 +139,9 @@ func (c *session) receiveUnasked() error {
 
 // do sends r and records the answer.
 func (c *session) do(r *request) error {
+	if r.decides {
+		c.server.cfg.Changed(r.uid) // from Queued to Waiting
+	}
 	start := time.Now()
 	state, text, err := c.exchange(r)
 	if err != nil {

@@ -26,10 +26,10 @@ func TestSnapshotThenLive(t *testing.T) {
 	}); err != nil {
 		t.Error(err)
 	}
-	l.verdict("a", "waiting")
+	l.verdict("a", "queued")
 	p.ack()
 	p.expect("add b", "snapshot")
-	l.verdict("a", "waiting") // the snapshot is not acked
+	l.verdict("a", "queued") // the snapshot is not acked
 	p.ack()
 	l.verdict("a", "acked by us")
 
@@ -49,7 +49,7 @@ func TestSnapshotThenLive(t *testing.T) {
 	l.verdict("a", "gone")
 	l.verdict("b", "acked by us")
 	eventually(t, "changes", func() bool {
-		return l.changes("") == 2 && l.changes("a") == 2 && l.changes("b") == 1 && l.changes("c") == 1
+		return l.changes("") == 2 && l.changes("a") == 2 && l.changes("b") == 1 && l.changes("c") == 2
 	})
 
 	p.close()
@@ -76,7 +76,7 @@ func TestNothingGoesOutBeforeOpen(t *testing.T) {
 	if ready, err := p.conn.Ready(); ready || err != nil {
 		t.Errorf("something came before Open: %v, %v", ready, err)
 	}
-	l.verdict("b", "waiting")
+	l.verdict("b", "queued")
 	l.Open()
 	p.expect("add b", "snapshot")
 	p.ack()
@@ -136,7 +136,7 @@ func TestWithdraw(t *testing.T) {
 			p.expect("add c")
 			l.Withdraw("c")
 			l.Announce(w)
-			l.verdict("c", "waiting")
+			l.verdict("c", "queued")
 			p.ack()
 			p.expect("del c", "add c")
 			l.verdict("c", "waiting")
@@ -259,7 +259,7 @@ func TestANackConcernsItsWorkloadAlone(t *testing.T) {
 	p.expect("add a")
 	p.nack("cannot bind [::1]:15053")
 	p.expect("add b", "snapshot")
-	l.verdict("a", "waiting") // nobody who may decide has spoken
+	l.verdict("a", "queued") // nobody who may decide has spoken
 	p.ack()
 	l.verdict("a", "nacked by us: cannot bind [::1]:15053")
 	l.verdict("b", "acked by us")

@@ -12,7 +12,8 @@ type State string
 // The states. NoProxy and Gone are a verdict's only.
 const (
 	NoProxy     State = "noProxy"     // announced, and no proxy is connected
-	Waiting     State = "waiting"     // announced, and not answered
+	Queued      State = "queued"      // announced, and not sent: others are before it
+	Waiting     State = "waiting"     // sent, and not answered
 	Acked       State = "acked"       // served
 	Nacked      State = "nacked"      // refused; the proxy keeps trying until it is withdrawn
 	Unsent      State = "unsent"      // it could not be sent, by the agent's fault or the workload's
@@ -34,6 +35,8 @@ type Verdict struct {
 	State State
 	Proxy string // which decided, if one did: "pid 123"
 	Text  string
+	// Since is when the State began: a workload that is Queued was announced then,
+	// one that is Waiting was sent then.
 	Since time.Time
 	// Recheck, unless zero, is when the verdict changes if nothing else does.
 	Recheck time.Duration
@@ -44,6 +47,12 @@ type Verdict struct {
 // answered nobody decides, but after AckPreference any session's ack counts. What
 // the deciding session nacked, or could not be sent, stays so until the workload
 // is announced anew.
+//
+// While nobody decides the workload is Waiting if that session was sent it. It is
+// Queued if it was not, be it for the requests before it or for the Del of what
+// it had, and if no session has acked its snapshot: the proxy, one request after
+// the other, owes that workload no answer yet. A queue moves, or its session ends
+// with AckTimeout.
 func (s *Server) Verdict(uid string) Verdict {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +91,7 @@ type voice struct {
 // voice is what the session says of uid, if anything. The server's lock is held.
 func (c *session) voice(uid string, want *announcement) (voice, bool) {
 	v := voice{
-		Ack:    Ack{Session: c.id, PID: c.peer.PID, State: Waiting},
+		Ack:    Ack{Session: c.id, PID: c.peer.PID, State: Queued},
 		synced: c.state == Synced, since: c.since,
 	}
 	switch r := c.records[uid]; {
@@ -102,20 +111,24 @@ func (c *session) voice(uid string, want *announcement) (voice, bool) {
 
 // decide is Verdict's rule. There is at least one voice, the newest is the first.
 func decide(voices []voice, announced, now time.Time, preference time.Duration) Verdict {
+	undecided := Verdict{State: Queued, Since: announced}
 	preferred := slices.IndexFunc(voices, func(v voice) bool { return v.synced })
 	if preferred >= 0 {
 		switch v := voices[preferred]; v.State {
 		case Acked, Nacked, Unsent:
 			return v.decides()
+		case Waiting:
+			undecided = Verdict{State: Waiting, Since: v.At}
 		}
 	}
 	acked := slices.IndexFunc(voices, func(v voice) bool { return v.State == Acked })
 	if acked < 0 {
-		return Verdict{State: Waiting, Since: announced}
+		return undecided
 	}
-	waiting := later(announced, voices[max(preferred, 0)].since)
-	if rest := waiting.Add(preference).Sub(now); rest > 0 {
-		return Verdict{State: Waiting, Since: announced, Recheck: rest}
+	waited := later(announced, voices[max(preferred, 0)].since)
+	if rest := waited.Add(preference).Sub(now); rest > 0 {
+		undecided.Recheck = rest
+		return undecided
 	}
 	return voices[acked].decides()
 }

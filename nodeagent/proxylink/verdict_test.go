@@ -25,7 +25,10 @@ func TestDecide(t *testing.T) {
 		return Verdict{State: state, Proxy: proxy, Text: text, Since: at(time.Second)}
 	}
 	waiting := func(recheck time.Duration) Verdict {
-		return Verdict{State: Waiting, Since: announced, Recheck: recheck}
+		return Verdict{State: Waiting, Since: at(time.Second), Recheck: recheck}
+	}
+	queued := func(recheck time.Duration) Verdict {
+		return Verdict{State: Queued, Since: announced, Recheck: recheck}
 	}
 	const before = -time.Hour
 	for _, test := range []struct {
@@ -38,7 +41,8 @@ func TestDecide(t *testing.T) {
 		{"one nacked", 1500 * time.Millisecond, []voice{says(1, Nacked, before)}, decided(Nacked, "pid 1", "boom")},
 		{"one could not be sent it", 0, []voice{says(1, Unsent, before)}, decided(Unsent, "pid 1", "boom")},
 		{"one waits, for long", time.Hour, []voice{says(1, Waiting, before)}, waiting(0)},
-		{"one gives up what it had", time.Hour, []voice{says(1, Withdrawing, before)}, waiting(0)},
+		{"one has others to answer first", time.Hour, []voice{says(1, Queued, before)}, queued(0)},
+		{"one gives up what it had", time.Hour, []voice{says(1, Withdrawing, before)}, queued(0)},
 
 		{"the newest decides: acked", 0, []voice{says(2, Acked, before), says(1, Nacked, before)}, decided(Acked, "pid 2", "")},
 		{"the newest decides: nacked", time.Hour, []voice{says(2, Nacked, before), says(1, Acked, before)}, decided(Nacked, "pid 2", "boom")},
@@ -48,6 +52,14 @@ func TestDecide(t *testing.T) {
 			[]voice{says(2, Waiting, before), says(1, Acked, before)}, decided(Acked, "pid 1", "")},
 		{"the older one's nack is not final", time.Hour,
 			[]voice{says(2, Waiting, before), says(1, Nacked, before)}, waiting(0)},
+		{"the newest has others to answer first, the older was sent it", time.Hour,
+			[]voice{says(2, Queued, before), says(1, Waiting, before)}, queued(0)},
+		{"the newest was sent it, the older has others to answer first", time.Hour,
+			[]voice{says(2, Waiting, before), says(1, Queued, before)}, waiting(0)},
+		{"the newest has others to answer first, and an older's ack is not needed yet", 500 * time.Millisecond,
+			[]voice{says(2, Queued, before), says(1, Acked, before)}, queued(1500 * time.Millisecond)},
+		{"but then it is", preference,
+			[]voice{says(2, Queued, before), says(1, Acked, before)}, decided(Acked, "pid 1", "")},
 		{"the newest of those that acked", time.Hour,
 			[]voice{says(4, Waiting, before), says(3, Nacked, before), says(2, Acked, before), says(1, Acked, before)},
 			decided(Acked, "pid 2", "")},
@@ -57,10 +69,13 @@ func TestDecide(t *testing.T) {
 		{"the newest has not acked its snapshot", time.Second,
 			[]voice{early(says(2, Nacked, before)), says(1, Acked, before)}, decided(Acked, "pid 1", "")},
 		{"none has, one acked", time.Second,
-			[]voice{early(says(2, Waiting, 0)), early(says(1, Acked, before))}, waiting(time.Second)},
+			[]voice{early(says(2, Waiting, 0)), early(says(1, Acked, before))}, queued(time.Second)},
 		{"none has, one acked long ago", 3 * time.Second,
 			[]voice{early(says(2, Waiting, 0)), early(says(1, Acked, before))}, decided(Acked, "pid 1", "")},
-		{"none has, all nacked", time.Hour, []voice{early(says(1, Nacked, before))}, waiting(0)},
+		{"none has, all nacked", time.Hour, []voice{early(says(1, Nacked, before))}, queued(0)},
+		{"none has, one was sent it", time.Hour, []voice{early(says(1, Waiting, before))}, queued(0)},
+		{"the newest has not, the one that has was sent it", time.Hour,
+			[]voice{early(says(2, Queued, before)), says(1, Waiting, before)}, waiting(0)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := decide(test.voices, announced, at(test.now), preference)
@@ -117,4 +132,43 @@ func TestTheOlderProxysAckCountsInTheEnd(t *testing.T) {
 	if got := l.acks("a"); got != "2 waiting, 1 acked" {
 		t.Errorf("acks: %s", got)
 	}
+}
+
+// A proxy that takes its time answers one after the other. Who comes late is not
+// unanswered for as long.
+func TestASlowProxysQueue(t *testing.T) {
+	l := start(t, nil)
+	l.Open()
+	p := l.dialSynced()
+	l.pod("a")
+	p.expect("add a")
+	l.verdict("a", "waiting")
+	l.pod("b")
+	l.pod("c")
+	l.verdict("b", "queued")
+	announced := l.Verdict("b").Since
+	changes := l.changes("b")
+	p.ack()
+	p.expect("add b")
+	eventually(t, "the change from queued to waiting", func() bool { return l.changes("b") > changes })
+	l.verdict("b", "waiting")
+	if sent := l.Verdict("b").Since; !sent.After(announced) {
+		t.Errorf("b was announced at %v and waits since %v", announced, sent)
+	}
+	l.verdict("c", "queued")
+
+	newer := l.dial().hello()
+	newer.expect("add a", "add b")
+	eventually(t, "the newer proxy's ack", func() bool { return l.acks("a") == "2 acked, 1 acked" })
+	l.verdict("b", "waiting") // the older decides until the newer has acked its snapshot
+	if got := l.acks("b") + "; " + l.acks("c"); got != "2 waiting, 1 waiting; 2 queued, 1 queued" {
+		t.Errorf("acks: %s", got)
+	}
+	p.close()
+	l.verdict("b", "queued") // in a snapshot
+	newer.ack()
+	newer.expect("add c", "snapshot")
+	l.verdict("c", "queued")
+	newer.ack()
+	l.verdict("c", "acked by us")
 }

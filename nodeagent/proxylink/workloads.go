@@ -79,6 +79,7 @@ type request struct {
 	workload *announcement // of an Add
 	uid      string        // of an Add or Del
 	held     bool          // of an Add: the proxy may have had the workload before
+	decides  bool          // of an Add: to a session that may decide on the workload
 	message  *ztunnelproto.WorkloadRequest
 }
 
@@ -117,7 +118,7 @@ func (c *session) about(uid string) *request {
 		return nil
 	}
 	c.records[uid] = &record{announced: want, held: true, state: Waiting, at: time.Now()}
-	return &request{kind: kindAdd, workload: want, uid: uid, held: r != nil && r.held, message: &ztunnelproto.WorkloadRequest{
+	return &request{kind: kindAdd, workload: want, uid: uid, held: r != nil && r.held, decides: c.state == Synced, message: &ztunnelproto.WorkloadRequest{
 		Payload: &ztunnelproto.WorkloadRequest_Add{Add: &ztunnelproto.AddWorkload{
 			Uid: uid,
 			WorkloadInfo: &ztunnelproto.WorkloadInfo{
