@@ -14,6 +14,9 @@
 //     what it would have changed stays at the node's default.
 //   - An interface name that would break out of a rule's text: names are validated,
 //     and one bad name discards that name alone.
+//   - An annotation of the greatest size, full of names, good or bad: the first 64
+//     are used, and the first few bad ones named. A pod's author can fill neither the
+//     ruleset nor the log nor the status report.
 package intent
 
 import (
@@ -21,6 +24,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -97,7 +101,7 @@ type Decision struct {
 	Reason  Reason
 	Message string
 	Redirect
-	Warnings []string // annotations that were ignored, and why
+	Warnings []string // what of the annotations was ignored, and why: few, and short
 }
 
 // Redirect is how a pod that should be captured is redirected.
@@ -172,7 +176,7 @@ func (p Policy) redirect(annotations map[string]string) (Redirect, []string) {
 		}
 		value, err := strconv.ParseBool(text)
 		if err != nil {
-			warnings = append(warnings, fmt.Sprintf("annotation %s: %q is neither true nor false; ignored", a.name, text))
+			warnings = append(warnings, fmt.Sprintf("annotation %s: %q is neither true nor false; ignored", a.name, clip(text)))
 			continue
 		}
 		*a.into = value
@@ -182,20 +186,51 @@ func (p Policy) redirect(annotations map[string]string) (Redirect, []string) {
 	return r, append(warnings, bad...)
 }
 
+const (
+	maxInterfaces = 64 // package ruleset refuses more
+	maxBadNames   = 5  // are named in warnings; the rest is counted
+)
+
 // interfaceNames parses a comma list of interface names, each once, in order.
 func interfaceNames(list string) (names, warnings []string) {
+	warn := func(format string, args ...any) {
+		warnings = append(warnings, "annotation "+AnnotationVirtual+": "+fmt.Sprintf(format, args...))
+	}
 	seen := map[string]bool{}
+	bad := 0
 	for field := range strings.SplitSeq(list, ",") {
-		name := strings.TrimSpace(field)
+		name := clip(strings.TrimSpace(field)) // what is clipped is too long for a name
 		if name == "" || seen[name] {
 			continue
 		}
 		if err := ruleset.CheckInterface(name); err != nil {
-			warnings = append(warnings, fmt.Sprintf("annotation %s: %v; ignored", AnnotationVirtual, err))
+			if bad++; bad <= maxBadNames {
+				warn("%v; ignored", err)
+			}
 			continue
+		}
+		if len(names) == maxInterfaces {
+			warn("more than %d interfaces; %q and what follows it are ignored", maxInterfaces, name)
+			break
 		}
 		seen[name] = true
 		names = append(names, name)
 	}
+	if bad > maxBadNames {
+		warn("… %d more such names; ignored", bad-maxBadNames)
+	}
 	return names, warnings
+}
+
+// clip shortens what a warning quotes.
+func clip(s string) string {
+	const most = 40
+	if len(s) <= most {
+		return s
+	}
+	cut := most
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + "…"
 }

@@ -1,6 +1,7 @@
 package intent_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"unicode"
@@ -8,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 )
 
@@ -142,6 +144,84 @@ func TestAnnotationsThatChangeTheRules(t *testing.T) {
 	}
 }
 
+// names is n interface names in a list.
+func names(format string, n int) string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf(format, i))
+	}
+	return strings.Join(all, ",")
+}
+
+// An author of pods can write a quarter of a megabyte into an annotation. What
+// comes of it is a ruleset that can be built, and few and short warnings.
+func TestHugeAnnotations(t *testing.T) {
+	for name, test := range map[string]struct {
+		annotations set
+		interfaces  int
+		warnings    []string // what each warning must contain
+	}{
+		"as many good names as may be": {
+			annotations: set{intent.AnnotationVirtual: names("if%d", 64)}, interfaces: 64,
+		},
+		"one name too many": {
+			annotations: set{intent.AnnotationVirtual: names("if%d", 65)}, interfaces: 64,
+			warnings: []string{`more than 64 interfaces; "if64" and what follows it are ignored`},
+		},
+		"the last name again is not too many": {
+			annotations: set{intent.AnnotationVirtual: names("if%d", 64) + ",if63,if0"}, interfaces: 64,
+		},
+		"20000 good names": {
+			annotations: set{intent.AnnotationVirtual: names("if%d", 20000)}, interfaces: 64,
+			warnings: []string{`"if64"`},
+		},
+		"700 bad names, and a good one behind them": {
+			annotations: set{intent.AnnotationVirtual: names("bad/%d", 700) + ",tap0"}, interfaces: 1,
+			warnings: []string{"bad/0", "bad/1", "bad/2", "bad/3", "bad/4", "… 695 more"},
+		},
+		"both": {
+			annotations: set{intent.AnnotationVirtual: names("bad/%d", 6) + "," + names("if%d", 70)}, interfaces: 64,
+			warnings: []string{"bad/0", "bad/1", "bad/2", "bad/3", "bad/4", `"if64"`, "… 1 more"},
+		},
+		"one endless name": {
+			annotations: set{intent.AnnotationVirtual: strings.Repeat("\xff", 256<<10)},
+			warnings:    []string{"longer than 15 characters"},
+		},
+		"a name of wide characters": {
+			annotations: set{intent.AnnotationVirtual: strings.Repeat("€", 100)},
+			warnings:    []string{"€…\" is longer than 15 characters"},
+		},
+		"endless bools": {
+			annotations: set{intent.AnnotationDNS: strings.Repeat("\x00", 100<<10), intent.AnnotationIngress: strings.Repeat("a", 100<<10)},
+			warnings:    []string{intent.AnnotationDNS, "aaa…\" is neither true nor false; ignored"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := policy().Decide(intent.Pod{Labels: ambient, Annotations: test.annotations}, intent.Namespace{})
+			if len(got.VirtualInterfaces) != test.interfaces {
+				t.Errorf("%d interfaces, want %d", len(got.VirtualInterfaces), test.interfaces)
+			}
+			if _, err := ruleset.Build(ruleset.Config{IPv4: true, Form: ruleset.FormFull, VirtualInterfaces: got.VirtualInterfaces}); err != nil {
+				t.Errorf("no ruleset can be built of it: %v", err)
+			}
+			if len(got.Warnings) != len(test.warnings) {
+				t.Fatalf("%d warnings, want %d: %.2000q", len(got.Warnings), len(test.warnings), got.Warnings)
+			}
+			for i, want := range test.warnings {
+				if w := got.Warnings[i]; !strings.Contains(w, want) || len(w) > maxWarning {
+					t.Errorf("warning %.500q, want at most %d bytes that hold %s", w, maxWarning, want)
+				}
+			}
+		})
+	}
+}
+
+// maxWarning and maxWarnings bound what annotations can put into a report.
+const (
+	maxWarning  = 400
+	maxWarnings = 9
+)
+
 func TestWhoseUID(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -167,6 +247,7 @@ func TestWhoseUID(t *testing.T) {
 func FuzzAnnotations(f *testing.F) {
 	f.Add("true", "false", "tap0,tap1")
 	f.Add("", "maybe", `a"; drop; #,\`)
+	f.Add(strings.Repeat("\x01", 99), "", names("a/%d", 99)+","+names("if%d", 99))
 	f.Add("TRUE", "0", strings.Repeat("x", 300)+",\x00,\n,eth0 ")
 	f.Fuzz(func(t *testing.T, ingress, dns, interfaces string) {
 		d := policy().Decide(intent.Pod{Labels: ambient, Annotations: set{
@@ -174,6 +255,14 @@ func FuzzAnnotations(f *testing.F) {
 		}}, intent.Namespace{})
 		if !d.Capture {
 			t.Fatalf("an annotation switched capture off: %+v", d)
+		}
+		if len(d.VirtualInterfaces) > 64 || len(d.Warnings) > maxWarnings {
+			t.Errorf("%d interfaces and %d warnings got through", len(d.VirtualInterfaces), len(d.Warnings))
+		}
+		for _, warning := range d.Warnings {
+			if len(warning) > maxWarning {
+				t.Errorf("a warning of %d bytes: %s", len(warning), warning)
+			}
 		}
 		for _, name := range d.VirtualInterfaces {
 			if len(name) == 0 || len(name) > 15 || strings.ContainsFunc(name, func(r rune) bool {
