@@ -8,8 +8,10 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode/utf8"
 )
+
+// ErrTooLong: an item is longer than MaxMessage. Nothing of it has been sent.
+var ErrTooLong = errors.New("the message is too long")
 
 // maxText keeps a Response with a long message and long details below
 // MaxMessage even where JSON writes six bytes for one.
@@ -83,7 +85,8 @@ func WriteResponse(w io.Writer, e *Error) error {
 	return writeLine(w, Response{Version: Version, Error: e.clip()})
 }
 
-// WriteItem writes one line of an answer that has several.
+// WriteItem writes one line of an answer that has several. After ErrTooLong
+// something shorter can be written in its place.
 func WriteItem(w io.Writer, item any) error {
 	raw, err := json.Marshal(item)
 	if err != nil {
@@ -104,7 +107,7 @@ func writeLine(w io.Writer, message any) error {
 		return fmt.Errorf("cannot encode a message: %v", err)
 	}
 	if len(raw)+1 > MaxMessage {
-		return fmt.Errorf("cannot send a message of %d bytes, the limit is %d", len(raw)+1, MaxMessage)
+		return fmt.Errorf("cannot send %d bytes, the limit is %d: %w", len(raw)+1, MaxMessage, ErrTooLong)
 	}
 	_, err = w.Write(append(raw, '\n'))
 	return err
@@ -121,9 +124,5 @@ func clip(s string) string {
 	if len(s) <= maxText {
 		return s
 	}
-	cut := maxText
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return strings.TrimSpace(s[:cut]) + " … (cut)"
+	return strings.TrimSpace(strings.ToValidUTF8(s[:maxText], "")) + " … (cut)"
 }

@@ -181,11 +181,11 @@ func TestLongTextsAreCut(t *testing.T) {
 
 func TestOversizeItemIsNotSent(t *testing.T) {
 	var wire bytes.Buffer
-	if err := WriteItem(&wire, strings.Repeat("a", MaxMessage)); err == nil || wire.Len() > 0 {
-		t.Errorf("got %v and %d bytes, want an error and none", err, wire.Len())
+	if err := WriteItem(&wire, strings.Repeat("a", MaxMessage)); !errors.Is(err, ErrTooLong) || wire.Len() > 0 {
+		t.Errorf("got %v and %d bytes, want ErrTooLong and none", err, wire.Len())
 	}
-	if err := WriteItem(&wire, func() {}); err == nil {
-		t.Error("what JSON cannot hold was sent")
+	if err := WriteItem(&wire, func() {}); err == nil || errors.Is(err, ErrTooLong) {
+		t.Errorf("what JSON cannot hold: %v", err)
 	}
 }
 

@@ -24,7 +24,6 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -199,7 +198,7 @@ func interfaceNames(list string) (names, warnings []string) {
 	seen := map[string]bool{}
 	bad := 0
 	for field := range strings.SplitSeq(list, ",") {
-		name := clip(strings.TrimSpace(field)) // what is clipped is too long for a name
+		name := clip(strings.TrimSpace(field)) // a clipped name is never a good one
 		if name == "" || seen[name] {
 			continue
 		}
@@ -228,9 +227,5 @@ func clip(s string) string {
 	if len(s) <= most {
 		return s
 	}
-	cut := most
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + "…"
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }

@@ -184,8 +184,12 @@ func TestHugeAnnotations(t *testing.T) {
 			warnings: []string{"bad/0", "bad/1", "bad/2", "bad/3", "bad/4", `"if64"`, "… 1 more"},
 		},
 		"one endless name": {
-			annotations: set{intent.AnnotationVirtual: strings.Repeat("\xff", 256<<10)},
+			annotations: set{intent.AnnotationVirtual: strings.Repeat("a", 256<<10)},
 			warnings:    []string{"longer than 15 characters"},
+		},
+		"one endless name that is no text": {
+			annotations: set{intent.AnnotationVirtual: strings.Repeat("\xff", 256<<10)},
+			warnings:    []string{"ignored"},
 		},
 		"a name of wide characters": {
 			annotations: set{intent.AnnotationVirtual: strings.Repeat("€", 100)},
