@@ -211,6 +211,28 @@ func (c *Conn) Ready() (bool, error) {
 	return n > 0, nil
 }
 
+// WaitHangup waits until the peer has closed, and leaves what it sent before to be
+// received. It ends with os.ErrDeadlineExceeded at the read deadline, which has to
+// be set before.
+func (c *Conn) WaitHangup() error {
+	raw, err := c.c.SyscallConn()
+	if err != nil {
+		return withoutAddress(err)
+	}
+	var pollErr error
+	if err := raw.Read(func(fd uintptr) bool {
+		var n int
+		n, pollErr = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
+		if errors.Is(pollErr, unix.EINTR) {
+			pollErr = nil
+		}
+		return n > 0 || pollErr != nil
+	}); err != nil {
+		return fmt.Errorf("cannot wait for the peer: %w", withoutAddress(err))
+	}
+	return pollErr
+}
+
 func (c *Conn) control(fn func(fd int) error) error {
 	raw, err := c.c.SyscallConn()
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -258,4 +259,82 @@ func TestPeerGone(t *testing.T) {
 			t.Errorf("Receive: %v", err)
 		}
 	})
+}
+
+func TestWaitHangup(t *testing.T) {
+	for name, test := range map[string]struct {
+		sent   int
+		before bool // the peer closes before anyone waits
+	}{
+		"silent":                    {},
+		"after a record":            {sent: 1},
+		"after many":                {sent: 5},
+		"before":                    {before: true},
+		"before, and after records": {sent: 2, before: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pair(t)
+			for range test.sent {
+				if err := b.Send(&ZdsHello{Version: Version_V1}, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if test.before {
+				if err := b.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			waited := make(chan error)
+			go func() { waited <- a.WaitHangup() }()
+			if !test.before {
+				select {
+				case err := <-waited:
+					t.Fatalf("ended while the peer is there: %v", err)
+				default:
+				}
+				if err := b.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := <-waited; err != nil {
+				t.Fatal(err)
+			}
+			for range test.sent {
+				var hello ZdsHello
+				if _, err := a.Receive(&hello); err != nil || hello.Version != Version_V1 {
+					t.Errorf("received %v, %v", &hello, err)
+				}
+			}
+			if _, err := a.Receive(&ZdsHello{}); !errors.Is(err, io.EOF) {
+				t.Errorf("at the end: %v", err)
+			}
+		})
+	}
+}
+
+func TestWaitHangupEnds(t *testing.T) {
+	a, b := pair(t)
+	if err := b.Send(&ZdsHello{Version: Version_V1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.WaitHangup(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("at the deadline: %v", err)
+	}
+	if err := a.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Receive(&ZdsHello{}); err != nil {
+		t.Errorf("what was sent meanwhile: %v", err)
+	}
+	waited := make(chan error)
+	go func() { waited <- a.WaitHangup() }()
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waited; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
 }

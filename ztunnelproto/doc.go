@@ -21,7 +21,9 @@
 //   - records that are too long or cut short, in either direction;
 //   - a descriptor closed by someone else while it is being sent: an error, never
 //     another file that got the same number;
-//   - a socket file left behind by a process that crashed.
+//   - a socket file left behind by a process that crashed;
+//   - a socket file that is removed or replaced while its listener listens:
+//     [Listener.InPlace] notices.
 package ztunnelproto
 
 //go:generate go -C ../integration/tools run ./protogen -root ../.. -out ../.. ztunnelproto/zds.proto

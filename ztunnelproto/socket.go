@@ -38,6 +38,8 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 // Listener accepts connections at a path.
 type Listener struct {
 	l     *net.UnixListener
+	path  string
+	file  fs.FileInfo // of its socket; the kernel keeps the inode while l is open
 	close func() error
 }
 
@@ -62,13 +64,17 @@ func Listen(path string) (*Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen at %s: %w", path, withoutAddress(err))
 	}
-	if err := os.Rename(path+temporary, path); err != nil {
+	file, err := os.Lstat(path + temporary)
+	if err == nil {
+		err = os.Rename(path+temporary, path)
+	}
+	if err != nil {
 		// The first failure is the one to tell of.
 		_ = l.Close()
 		_ = os.Remove(path + temporary)
 		return nil, fmt.Errorf("cannot listen at %s: %w", path, err)
 	}
-	return &Listener{l: l, close: sync.OnceValue(l.Close)}, nil
+	return &Listener{l: l, path: path, file: file, close: sync.OnceValue(l.Close)}, nil
 }
 
 func bind(path string) (*net.UnixListener, error) {
@@ -133,6 +139,13 @@ func (l *Listener) Accept() (*Conn, error) {
 		return nil, fmt.Errorf("cannot accept connection: %w", withoutAddress(err))
 	}
 	return NewConn(c), nil
+}
+
+// InPlace says whether whoever dials the path reaches this listener: its file, or
+// the directory, may have been removed, or something else put there.
+func (l *Listener) InPlace() bool {
+	there, err := os.Lstat(l.path)
+	return err == nil && os.SameFile(there, l.file)
 }
 
 // Close may be called more than once. The socket file stays: whoever dials is

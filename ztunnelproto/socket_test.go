@@ -222,3 +222,58 @@ func TestAStreamSocketIsNamed(t *testing.T) {
 		t.Errorf("Dial: %v", err)
 	}
 }
+
+func TestInPlace(t *testing.T) {
+	var dir, path string
+	for name, displace := range map[string]func() error{
+		"removed": func() error { return os.Remove(path) },
+		"replaced by a file": func() error {
+			return errors.Join(os.WriteFile(dir+".file", nil, 0o600), os.Rename(dir+".file", path))
+		},
+		"replaced by a listener": func() error {
+			listen(t, path)
+			return nil
+		},
+		"directory removed":   func() error { return os.RemoveAll(dir) },
+		"directory moved":     func() error { return os.Rename(dir, dir+".old") },
+		"directory recreated": func() error { return errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir = filepath.Join(t.TempDir(), "run")
+			path = filepath.Join(dir, "zds")
+			l := listen(t, path)
+			if !l.InPlace() {
+				t.Error("not in place at first")
+			}
+			if err := displace(); err != nil {
+				t.Fatal(err)
+			}
+			if l.InPlace() {
+				t.Error("still in place")
+			}
+		})
+	}
+}
+
+// A file that takes a removed one's inode number would be taken for it. The kernel
+// does not give that number away while the listener is open.
+func TestInPlaceIsNotFooledByAReusedInode(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "zds")
+	l := listen(t, path)
+	for range 100 {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		other, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+		if err != nil {
+			t.Fatal(err)
+		}
+		other.SetUnlinkOnClose(false)
+		if l.InPlace() {
+			t.Fatal("another's socket is taken for ours")
+		}
+		if err := other.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
