@@ -8,9 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -130,8 +133,15 @@ func TestAddFailsAtOnceOnARefusal(t *testing.T) {
 func TestAddFailsOnANamespaceThatIsNotOne(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.object("web", true)
-		w.space("c1").fail["open"] = errors.New("/run/netns/c1: not a namespace")
-		wantFailure(t, w.add("web", "c1"), status.NetnsRefused, "/run/netns/c1: not a namespace")
+		w.object("plain", false)
+		for _, verb := range []string{"find", "open"} {
+			s := w.space("c1")
+			s.fail[verb] = fmt.Errorf("/run/netns/c1: %w: nothing is mounted there", sandbox.ErrNotAPods)
+			wantFailure(t, w.add("web", "c1"), status.NetnsRefused, "/run/netns/c1: not a pod's network namespace")
+			delete(s.fail, verb)
+		}
+		w.space("c2").fail["find"] = sandbox.ErrNotAPods
+		wantFailure(t, w.add("plain", "c2"), status.NetnsRefused, "not a pod's network namespace")
 		w.wantDone()
 	})
 }
@@ -161,16 +171,81 @@ func TestProxyWithoutDNS(t *testing.T) {
 		w.object("web", true)
 		s := w.space("c1")
 		s.missing = "dns"
+		start := time.Now()
 		if err := w.add("web", "c1"); err != nil {
 			t.Fatal(err)
 		}
 		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa", "apply full")
+		if got := time.Since(start); got != dnsPatience {
+			t.Errorf("waited %s for the DNS listener, want %s", got, dnsPatience)
+		}
 		w.wantState("web Captured ProxyWithoutDNS", "/run/netns/c1 has full", "proxy has uid-web acked")
 		// As soon as somebody listens there, DNS is captured.
 		s.set(func() { s.missing = "" })
 		w.pass(10 * time.Second)
-		w.wantDone("apply full+dns")
+		w.wantDone("apply full+dns", "expel")
 		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+func TestDNSListenerThatComesLater(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		s := w.space("c1")
+		s.missing = "dns"
+		answer := w.addLater(w.t.Context(), "web", "c1")
+		w.pass(50 * time.Millisecond)
+		s.set(func() { s.missing = "" })
+		if err := <-answer; err != nil {
+			t.Fatal(err)
+		}
+		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa")
+	})
+}
+
+// One wait after the other: the answer comes before the plugin gives up, and says
+// what is waited for.
+func TestWaitsEndBeforeThePluginDoes(t *testing.T) {
+	inWorld(t, func(w *world) {
+		start := time.Now()
+		answer := w.addLater(w.t.Context(), "web", "c1")
+		w.pass(4 * time.Second)
+		w.proxySays(proxylink.NoProxy, "")
+		w.object("web", true)
+		w.pass(4 * time.Second)
+		w.proxySays(proxylink.Waiting, "")
+		wantFailure(t, <-answer, status.NoAnswer, "has not acknowledged")
+		if took := time.Since(start); took != addLimit {
+			t.Errorf("answered after %s, want %s", took, addLimit)
+		}
+	})
+}
+
+// The node's own lack of descriptors does not stop pods that are to be left alone.
+func TestOutOfDescriptors(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.object("plain", false)
+		for _, container := range []string{"c1", "c2"} {
+			w.space(container).fail["find"] = unix.EMFILE
+		}
+		wantFailure(t, w.add("web", "c1"), status.KernelRefused, "limit of open files")
+		if err := w.add("plain", "c2"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestTheNamespaceGoesAwayDuringAdd(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.proxySays(proxylink.Waiting, "")
+		answer := w.addLater(w.t.Context(), "web", "c1")
+		s := w.space("c1")
+		s.set(func() { s.fail["gone"] = errors.New("gone") })
+		w.r.Wake("uid-web")
+		wantFailure(t, <-answer, status.NetnsRefused, "is gone")
+		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa", "withdraw uid-web")
 	})
 }
 
@@ -347,6 +422,23 @@ func TestStopping(t *testing.T) {
 		if err := w.add("web", "c1"); !errors.Is(err, errStopping) {
 			t.Errorf("a late ADD got %v", err)
 		}
+		// Nothing is undone: the plugin asks the next agent.
 		w.wantDone("apply full+dns", "announce uid-slow as shop/slow of sa")
+	})
+}
+
+// The server's context for a request ends with the agent's.
+func TestStoppingEndsTheRequestsToo(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.proxySays(proxylink.NoProxy, "")
+		ctx, cancel := context.WithCancel(w.ctx)
+		defer cancel()
+		answer := w.addLater(ctx, "web", "c1")
+		w.stop()
+		if err := <-answer; !errors.Is(err, errStopping) {
+			t.Errorf("got %v", err)
+		}
+		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa")
 	})
 }

@@ -33,6 +33,7 @@ const (
 // A call is one request of the runtime. The pod's worker answers it exactly once.
 type call struct {
 	ctx        context.Context
+	came       time.Time
 	verb       verb
 	attachment agentapi.Attachment
 	answer     chan error // has room for the answer
@@ -86,7 +87,7 @@ func (r *Reconciler) Check(ctx context.Context, a agentapi.Attachment) error {
 
 // ask hands a request to the pod's worker and waits for its answer.
 func (r *Reconciler) ask(ctx context.Context, v verb, a agentapi.Attachment) error {
-	c := &call{ctx: ctx, verb: v, attachment: a, answer: make(chan error, 1)}
+	c := &call{ctx: ctx, came: time.Now(), verb: v, attachment: a, answer: make(chan error, 1)}
 	r.mu.Lock()
 	queue := r.queue
 	if queue == nil {
@@ -214,7 +215,8 @@ type waiting map[status.Reason]time.Time
 
 // settle decides whether the turn's outcome is the answer to who waits.
 func (p *pod) settle(ctx context.Context, out *outcome) {
-	if p.adding == nil {
+	// When the agent ends, whoever waits asks the next one: nothing is undone.
+	if p.adding == nil || ctx.Err() != nil {
 		return
 	}
 	if p.adding.ctx.Err() != nil {
@@ -243,7 +245,9 @@ func (p *pod) settle(ctx context.Context, out *outcome) {
 // patience says how much longer an ADD waits for what it waits for now, or that it
 // has waited long enough.
 func (p *pod) patience(reason status.Reason) (left time.Duration, over bool) {
+	total := addLimit - time.Since(p.adding.came)
 	limits := map[status.Reason]time.Duration{
+		status.Capturing:     addLimit,
 		status.PodUnknown:    p.r.config.PodWait,
 		status.NoProxy:       p.r.config.ProxyWait,
 		status.NoAnswer:      p.r.config.AckWait,
@@ -259,9 +263,13 @@ func (p *pod) patience(reason status.Reason) (left time.Duration, over bool) {
 		since = time.Now()
 		p.waiting[reason] = since
 	}
-	left = limit - time.Since(since)
+	left = min(limit-time.Since(since), total)
 	return left, left <= 0
 }
+
+// addLimit is how long an ADD waits in all: the plugin gives up after ten seconds,
+// and would then say less than we know.
+const addLimit = 9 * time.Second
 
 // kernelPatience is how long an ADD retries what the kernel refuses: some
 // refusals pass, and the kubelet's own next try is 12 seconds away.

@@ -30,9 +30,9 @@ type netKernel struct {
 	generation  uint32 // the ruleset's number at that time
 }
 
-// OpenKernel opens the namespace at path, which the runtime has named as a pod's.
-func OpenKernel(finder *sandbox.Finder, path string) (Kernel, error) {
-	handle, err := finder.Open(path)
+// OpenKernel opens a pod's namespace.
+func OpenKernel(finder *sandbox.Finder, place sandbox.Place) (Kernel, error) {
+	handle, err := finder.Open(place)
 	if err != nil {
 		return nil, err
 	}
@@ -43,13 +43,12 @@ func OpenKernel(finder *sandbox.Finder, path string) (Kernel, error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot look into network namespace %s: %w", path, err), k.Close())
+		return nil, errors.Join(fmt.Errorf("cannot look into network namespace %s: %w", place.Path, err), k.Close())
 	}
 	return k, nil
 }
 
 func (k *netKernel) Netns() *netns.Handle { return k.handle }
-func (k *netKernel) ID() string           { return k.handle.ID().String() }
 func (k *netKernel) Fingerprint() string  { return k.fingerprint }
 
 // Close lets go of everything: one socket that is forgotten keeps the namespace,
@@ -99,59 +98,62 @@ func (k *netKernel) Apply(ctx context.Context, want ruleset.Config) error {
 	// No number is remembered: the next Check reads, so that what somebody else
 	// changed in this moment is seen.
 	k.fingerprint, k.generation = rules.Fingerprint(), 0
-	if want.Form == ruleset.FormMarks {
-		return nil
-	}
-	return k.withConntrack(func(t *conntrack.Table) error {
-		_, err := t.DeleteUncaptured(ctx)
-		return err
-	})
+	return nil
 }
 
-// Check reads the rules only if the kernel has counted a change since they were
-// last found as wanted.
+// Check looks at routes and rules, each whatever became of the other.
 func (k *netKernel) Check(ctx context.Context, want ruleset.Config) (string, error) {
 	rules, routes, err := k.build(want)
 	if err != nil {
 		return "", err
 	}
-	found, err := k.router.Check(ctx, routes)
-	if err != nil {
-		return "", err
-	}
+	found, routeErr := k.router.Check(ctx, routes)
+	diff, ruleErr := k.checkRules(ctx, rules)
 	drift := found.Drift
+	if len(diff) > 0 {
+		drift = append(drift, diff.String())
+	}
+	return strings.Join(drift, "\n"), errors.Join(ruleErr, routeErr)
+}
+
+// checkRules reads the rules only if the kernel has counted a change since they
+// were last found as wanted.
+func (k *netKernel) checkRules(ctx context.Context, rules ruleset.Ruleset) (ruleset.Diff, error) {
 	generation, err := k.table.Generation()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	if fingerprint := rules.Fingerprint(); generation != k.generation || fingerprint != k.fingerprint {
-		diff, err := k.table.Check(ctx, rules)
-		if err != nil {
-			return "", err
-		}
-		if len(diff) == 0 {
-			k.fingerprint, k.generation = fingerprint, generation
-		} else {
-			drift = append(drift, diff.String())
-		}
+	fingerprint := rules.Fingerprint()
+	if generation == k.generation && fingerprint == k.fingerprint {
+		return nil, nil
 	}
-	return strings.Join(drift, "\n"), nil
+	diff, err := k.table.Check(ctx, rules)
+	if err == nil && len(diff) == 0 {
+		k.fingerprint, k.generation = fingerprint, generation
+	}
+	return diff, err
 }
 
 // Remove takes everything of ours out of the namespace. What still leads to the
 // proxy's ports goes first: a DNS socket in use would go on asking a dead port.
 func (k *netKernel) Remove(ctx context.Context) error {
-	if err := k.withConntrack(func(t *conntrack.Table) error {
-		_, err := t.DeleteCaptured(ctx)
-		return err
-	}); err != nil {
-		return err
-	}
-	if err := k.table.Remove(ctx); err != nil {
-		return err
-	}
 	k.fingerprint, k.generation = "", 0
-	return k.router.Remove(ctx)
+	return errors.Join(
+		k.withConntrack(func(t *conntrack.Table) error {
+			_, err := t.DeleteCaptured(ctx)
+			return err
+		}),
+		k.table.Remove(ctx),
+		k.router.Remove(ctx),
+	)
+}
+
+// Expel deletes the conntrack entries of what would go on past new redirects.
+func (k *netKernel) Expel(ctx context.Context) error {
+	return k.withConntrack(func(t *conntrack.Table) error {
+		_, err := t.DeleteUncaptured(ctx)
+		return err
+	})
 }
 
 func (k *netKernel) withConntrack(work func(*conntrack.Table) error) error {

@@ -2,9 +2,9 @@ package enroll
 
 import (
 	"bufio"
-	"context"
+	"errors"
 	"net"
-	"path/filepath"
+	"os"
 	"strings"
 	"testing"
 
@@ -24,7 +24,11 @@ func openPod(t *testing.T) (*netlab.NS, Kernel) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := OpenKernel(finder, pod.Path)
+	place, err := finder.Told(pod.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := OpenKernel(finder, place)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +206,11 @@ func TestKernelHoldsNothingAfterwards(t *testing.T) {
 		t.Fatal(err)
 	}
 	pod := netlab.NewNS(t, "pod")
-	k, err := OpenKernel(finder, pod.Path)
+	place, err := finder.Told(pod.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := OpenKernel(finder, place)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,13 +220,14 @@ func TestKernelHoldsNothingAfterwards(t *testing.T) {
 	if err := k.Close(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := k.Apply(ctx, full()); err == nil {
-		t.Error("a closed Kernel applies rules")
+	if err := k.Apply(t.Context(), full()); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a closed Kernel: %v", err)
 	}
-	if _, err := OpenKernel(finder, filepath.Join(t.TempDir(), "gone")); err == nil {
-		t.Error("a path that is not there was opened")
+	if err := pod.Unmount(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenKernel(finder, place); !errors.Is(err, sandbox.ErrNotAPods) {
+		t.Errorf("a namespace that is gone: %v", err)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 
 // Metrics counts what the reconciler does.
 type Metrics struct {
-	pods     *prometheus.GaugeVec
 	adds     *prometheus.CounterVec
 	duration prometheus.Histogram
 	repairs  prometheus.Counter
@@ -20,9 +19,6 @@ type Metrics struct {
 // NewMetrics registers the metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
-		pods: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "fairlead_pods", Help: "Pods that the runtime has told of, by state.",
-		}, []string{"state"}),
 		adds: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_cni_adds_total", Help: "CNI ADDs answered, by reason; OK is success.",
 		}, []string{"reason"}),
@@ -34,10 +30,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "fairlead_redirection_repairs_total", Help: "Times a pod's redirection was not as the agent had left it and was put right.",
 		}),
 	}
-	reg.MustRegister(m.pods, m.adds, m.duration, m.repairs)
-	for _, s := range []status.State{status.Captured, status.Pending, status.Bypassing, status.Blocked, status.Unsupported, status.NotCaptured} {
-		m.pods.WithLabelValues(string(s))
-	}
+	reg.MustRegister(m.adds, m.duration, m.repairs)
 	return m
 }
 
@@ -52,15 +45,23 @@ func (m *Metrics) added(err error, took time.Duration) {
 	m.duration.Observe(took.Seconds())
 }
 
-// moved counts a pod from one state to another; empty is none.
-func (m *Metrics) moved(from, to status.State) {
-	if from == to {
-		return
+var podsDesc = prometheus.NewDesc("fairlead_pods", "Pods of the node, by state and reason.", []string{"state", "reason"}, nil)
+
+// Describe is part of prometheus.Collector: the pods are counted when they are asked for.
+func (r *Reconciler) Describe(ch chan<- *prometheus.Desc) { ch <- podsDesc }
+
+// Collect is part of prometheus.Collector.
+func (r *Reconciler) Collect(ch chan<- prometheus.Metric) {
+	type kind struct {
+		state  status.State
+		reason status.Reason
 	}
-	if from != "" {
-		m.pods.WithLabelValues(string(from)).Dec()
+	// These two are there from the start, for alerts to be written on.
+	count := map[kind]int{{status.Bypassing, status.NoProxy}: 0, {status.Blocked, status.NoProxy}: 0}
+	for _, p := range r.reports() {
+		count[kind{p.State, p.Reason}]++
 	}
-	if to != "" {
-		m.pods.WithLabelValues(string(to)).Inc()
+	for k, n := range count {
+		ch <- prometheus.MustNewConstMetric(podsDesc, prometheus.GaugeValue, float64(n), string(k.state), string(k.reason))
 	}
 }

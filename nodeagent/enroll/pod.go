@@ -2,11 +2,15 @@ package enroll
 
 import (
 	"context"
+	"errors"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -33,15 +37,19 @@ type progress struct {
 	known    bool // object and decision are the pod's, now or when it was last seen
 	gone     bool // the object has been seen and is not there any more
 
-	kernel Kernel // nil: the namespace is not open
+	place  sandbox.Place
+	found  bool   // place is known
+	kernel Kernel // nil: the namespace is not open, and nothing of ours is in it
 
 	// What has been done, in the order of a capture.
-	form      ruleset.Form // in place; 0: nothing of ours
-	applied   ruleset.Config
-	older     bool // captured while running: older connections are kept
-	noDNS     bool // the proxy does not listen for DNS
+	applied   ruleset.Config // what was put in place last; Form 0: nothing of ours
+	verified  bool           // and was seen to be there after that
+	older     bool           // there may be connections that are older than the redirects
+	stale     bool           // conntrack entries may defeat the redirects
 	announced bool
 	listeners status.Listeners
+	noDNS     bool      // the proxy does not listen for DNS
+	noDNSFrom time.Time // since when
 	began     time.Time // when the capture was begun
 	checked   time.Time
 	repaired  int
@@ -51,6 +59,7 @@ type progress struct {
 	withdrawing time.Time // since when no proxy should have it any more
 
 	refusals int       // by the proxy, in a row
+	refusal  string    // the last one's words
 	retryAt  time.Time // when to announce again after a refusal
 	failures int       // by the kernel, in a row
 }
@@ -65,6 +74,9 @@ func (p *pod) name() string {
 	return p.attachment.Namespace + "/" + p.attachment.Name
 }
 
+// redirected reports whether redirects have been put in place.
+func (p *pod) redirected() bool { return p.applied.Form > ruleset.FormMarks }
+
 // An outcome is what a turn came to.
 type outcome struct {
 	state   status.State
@@ -76,6 +88,11 @@ type outcome struct {
 // reconcile closes the difference between intent and observation as far as that
 // can be done now.
 func (p *pod) reconcile(ctx context.Context) outcome {
+	if p.attachment != nil && p.found && p.r.config.Gone(p.place) {
+		// The kernel's own word: whatever the runtime still says, the sandbox is over.
+		p.fail(&Failure{status.NetnsRefused, "the sandbox's network namespace is gone"})
+		p.drop()
+	}
 	if p.attachment == nil {
 		return outcome{state: status.NotCaptured, reason: status.Deleted}
 	}
@@ -84,9 +101,6 @@ func (p *pod) reconcile(ctx context.Context) outcome {
 		return outcome{state: status.Pending, reason: status.PodUnknown,
 			message: "no object or manifest of this pod is known on this node yet"}
 	}
-	if err := p.open(); err != nil {
-		return outcome{state: status.Pending, reason: status.NetnsRefused, message: err.Error()}
-	}
 	out := p.towards(ctx)
 	if out.reason == status.KernelRefused {
 		p.failures++
@@ -94,13 +108,17 @@ func (p *pod) reconcile(ctx context.Context) outcome {
 	} else {
 		p.failures = 0
 	}
-	if p.gone && out.state == status.Captured {
+	if p.gone && (out.state == status.Captured || out.state == status.NotCaptured) && out.reason != status.Draining {
 		out.reason, out.message = status.ObjectGone, "the pod's object is gone, its namespace lives; it stays as it was"
 	}
 	return out
 }
 
 func (p *pod) towards(ctx context.Context) outcome {
+	// Our own lack of descriptors does not concern a pod that we are to leave alone.
+	if err := p.find(); err != nil && (p.decision.Capture || errors.Is(err, sandbox.ErrNotAPods)) {
+		return p.notOpened(err)
+	}
 	if p.decision.Capture {
 		return p.capture(ctx)
 	}
@@ -125,16 +143,35 @@ func (p *pod) look() {
 	}
 }
 
-// open opens the pod's namespace, once.
+// find looks which namespace the runtime has named, once. It is held only while
+// something is to be done in it: most pods of a node may not be in the mesh.
+func (p *pod) find() error {
+	if p.found {
+		return nil
+	}
+	place, err := p.r.config.Find(p.attachment.Netns)
+	p.place, p.found = place, err == nil
+	return err
+}
+
+// open opens the namespace, once.
 func (p *pod) open() error {
 	if p.kernel != nil {
 		return nil
 	}
-	kernel, err := p.r.config.Open(p.attachment.Netns)
+	kernel, err := p.r.config.Open(p.place)
 	if err == nil {
 		p.kernel = kernel
 	}
 	return err
+}
+
+// notOpened is the outcome for a namespace that cannot be looked into.
+func (p *pod) notOpened(err error) outcome {
+	if errors.Is(err, sandbox.ErrNotAPods) {
+		return outcome{state: status.Pending, reason: status.NetnsRefused, message: err.Error()}
+	}
+	return p.refused(err)
 }
 
 // closeKernel lets go of all that holds the namespace.
@@ -147,13 +184,18 @@ func (p *pod) closeKernel() error {
 	return err
 }
 
+// letGo is closeKernel where an error changes nothing.
+func (p *pod) letGo() {
+	if err := p.closeKernel(); err != nil {
+		p.r.config.Logger.Warn("cannot let go of a pod's namespace", "pod", p.name(), "error", err)
+	}
+}
+
 // drop forgets the attachment: its namespace is dying, and nothing in it needs to
 // be undone.
 func (p *pod) drop() {
 	p.withdraw()
-	if err := p.closeKernel(); err != nil {
-		p.r.config.Logger.Warn("cannot let go of a pod's namespace", "pod", p.name(), "error", err)
-	}
+	p.letGo()
 	p.progress = progress{}
 }
 
@@ -161,7 +203,7 @@ func (p *pod) drop() {
 // what cannot be removed from it is left.
 func (p *pod) undo(ctx context.Context) {
 	p.withdraw()
-	if p.kernel != nil && p.form != 0 {
+	if p.kernel != nil {
 		if err := p.kernel.Remove(ctx); err != nil {
 			p.r.config.Logger.Debug("cannot clean the namespace of a pod that does not start", "pod", p.name(), "error", err)
 		}
@@ -173,6 +215,19 @@ func (p *pod) undo(ctx context.Context) {
 func (p *pod) withdraw() {
 	p.r.config.Proxies.Withdraw(p.uid)
 	p.announced = false
+}
+
+// refused is the outcome when the kernel did not do what it was asked. Redirects
+// that were not seen to stand are not counted on.
+func (p *pod) refused(err error) outcome {
+	out := outcome{state: status.Pending, reason: status.KernelRefused, message: err.Error()}
+	if p.adding == nil && p.decision.Capture && !(p.redirected() && p.verified) {
+		out.state = status.Bypassing
+	}
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		out.message += " (raise the agent's limit of open files)"
+	}
+	return out
 }
 
 // backoff doubles from first up to most.

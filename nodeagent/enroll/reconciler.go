@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -38,12 +39,15 @@ type Proxies interface {
 type Kernel interface {
 	// Netns is lent until the Kernel is closed.
 	Netns() *netns.Handle
-	// ID is the namespace's identity, for people.
-	ID() string
+	// Apply puts the routes in place and then, in one transaction, the rules.
 	Apply(ctx context.Context, want ruleset.Config) error
-	// Check returns how the kernel differs from want; empty if it does not.
+	// Check returns how the kernel differs from want; empty if it does not. What
+	// could not be looked at is an error, and does not keep the rest from being seen.
 	Check(ctx context.Context, want ruleset.Config) (drift string, err error)
+	// Remove takes all of ours out of the namespace. Nothing to remove is success.
 	Remove(ctx context.Context) error
+	// Expel deletes the conntrack entries of what would go on past new redirects.
+	Expel(ctx context.Context) error
 	// Fingerprint is that of the rules last applied or found as wanted.
 	Fingerprint() string
 	Listeners(ctx context.Context) (status.Listeners, error)
@@ -57,8 +61,11 @@ type Config struct {
 	Policy  intent.Policy
 	Source  Source
 	Proxies Proxies
-	// Open opens the namespace at a path that the runtime has named.
-	Open func(path string) (Kernel, error)
+	// Find looks which namespace it is that the runtime has named by its path.
+	Find func(path string) (sandbox.Place, error)
+	// Gone says whether the namespace is not there any more.
+	Gone func(sandbox.Place) bool
+	Open func(sandbox.Place) (Kernel, error)
 
 	ProbeIPv4, ProbeIPv6 netip.Addr
 
@@ -83,13 +90,14 @@ type Reconciler struct {
 	mu    sync.Mutex
 	queue workqueue.TypedDelayingInterface[string] // nil unless Run runs
 	pods  map[string]*pod                          // by UID: those that the runtime has told us of
+	seen  map[string]time.Time                     // when a pod that it has not told us of was first seen, by name
 	busy  map[string]time.Time                     // since when a pod holds a worker
 	beat  time.Time                                // when a worker last was free
 }
 
 // New validates the configuration.
 func New(c Config) (*Reconciler, error) {
-	if c.Source == nil || c.Proxies == nil || c.Open == nil || c.Metrics == nil || c.Logger == nil {
+	if c.Source == nil || c.Proxies == nil || c.Find == nil || c.Gone == nil || c.Open == nil || c.Metrics == nil || c.Logger == nil {
 		return nil, errors.New("cannot reconcile pods: a part of the configuration is missing")
 	}
 	if c.Workers < 1 || c.SweepInterval <= 0 {
@@ -97,12 +105,15 @@ func New(c Config) (*Reconciler, error) {
 	}
 	return &Reconciler{
 		config: c, stopped: make(chan struct{}),
-		pods: map[string]*pod{}, busy: map[string]time.Time{},
+		pods: map[string]*pod{}, busy: map[string]time.Time{}, seen: map[string]time.Time{},
 	}, nil
 }
 
 // heartbeat is a key that is no pod's UID: a worker that takes it is free.
-const heartbeat = ""
+const (
+	heartbeat      = ""
+	heartbeatEvery = 5 * time.Second
+)
 
 // Run gives pods their turns until ctx is done. It then lets go of all namespaces
 // and leaves what is in them as it is.
@@ -133,12 +144,15 @@ func (r *Reconciler) work(ctx context.Context, queue workqueue.TypedDelayingInte
 		if shutdown {
 			return
 		}
-		again := r.config.SweepInterval
-		if uid == heartbeat {
+		again := heartbeatEvery
+		switch {
+		case ctx.Err() != nil:
+			again = 0
+		case uid == heartbeat:
 			r.mu.Lock()
 			r.beat = time.Now()
 			r.mu.Unlock()
-		} else {
+		default:
 			again = r.turn(ctx, uid)
 		}
 		if again > 0 {
@@ -160,12 +174,9 @@ func (r *Reconciler) close() {
 	}
 }
 
-// PodsChanged wakes every pod; the source says that some are different.
-func (r *Reconciler) PodsChanged() { r.ProxyChanged("") }
-
-// ProxyChanged wakes a pod whose verdict may be different, or every pod if uid is
-// empty. It never blocks.
-func (r *Reconciler) ProxyChanged(uid string) {
+// Wake gives a pod a turn, or every pod if uid is empty: something about it may be
+// different. It never blocks.
+func (r *Reconciler) Wake(uid string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.queue == nil {
@@ -183,8 +194,8 @@ func (r *Reconciler) ProxyChanged(uid string) {
 // Healthy says why the reconciler should be restarted, or nil.
 func (r *Reconciler) Healthy() error {
 	const (
-		stuck  = 30 * time.Second
-		tooBig = 60 * time.Second
+		noneFree = 30 * time.Second
+		held     = 60 * time.Second
 	)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,13 +203,13 @@ func (r *Reconciler) Healthy() error {
 		return nil // not yet, or no longer
 	}
 	now := time.Now()
-	if idle := now.Sub(r.beat) - r.config.SweepInterval; idle > stuck {
-		return fmt.Errorf("no worker of the reconciler has been free for %s", idle.Round(time.Second))
+	if busy := now.Sub(r.beat); busy > noneFree {
+		return fmt.Errorf("no worker of the reconciler has been free for %s", busy.Round(time.Second))
 	}
 	for uid, since := range r.busy {
-		if held := now.Sub(since); held > tooBig {
+		if long := now.Sub(since); long > held {
 			return fmt.Errorf("pod %s (%s/%s) has held a worker for %s", uid,
-				r.pods[uid].report.Namespace, r.pods[uid].report.Name, held.Round(time.Second))
+				r.pods[uid].report.Namespace, r.pods[uid].report.Name, long.Round(time.Second))
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
@@ -16,42 +17,63 @@ const drainPoll = 100 * time.Millisecond
 // release takes the next steps of a release. A step that fails stops it there,
 // with the namespace still held, and is tried again.
 func (p *pod) release(ctx context.Context) outcome {
-	if p.form == 0 && !p.announced {
-		return outcome{state: status.NotCaptured, reason: status.Reason(p.decision.Reason), message: p.decision.Message}
+	done := outcome{state: status.NotCaptured, reason: status.Reason(p.decision.Reason), message: p.decision.Message}
+	if p.kernel == nil {
+		return done
 	}
-	if p.withdrawing.IsZero() {
+	if p.decision.Reason == intent.Terminated {
+		return p.over(ctx, done)
+	}
+	if p.withdrawing.IsZero() && p.applied.Form != 0 {
 		if drained, out := p.drain(ctx); !drained {
 			return out
 		}
+	}
+	if p.withdrawing.IsZero() {
 		p.withdraw()
 		p.withdrawing = time.Now()
 	}
 	if state := p.r.config.Proxies.Verdict(p.uid).State; state == proxylink.Withdrawing {
 		return outcome{state: status.NotCaptured, reason: status.Withdrawing, message: "the proxies are being told"}
 	}
-	if p.form != 0 {
-		if err := p.kernel.Remove(ctx); err != nil {
-			return p.refused(err)
-		}
+	if err := p.kernel.Remove(ctx); err != nil {
+		return p.refused(err)
 	}
+	p.released()
+	return done
+}
+
+// over is the release of a pod whose containers have ended: nobody is left to be
+// drained for, and nothing waits for its namespace to be clean.
+func (p *pod) over(ctx context.Context, done outcome) outcome {
+	p.withdraw()
+	if err := p.kernel.Remove(ctx); err != nil {
+		p.r.config.Logger.Debug("cannot clean the namespace of a pod that is over", "pod", p.name(), "error", err)
+	}
+	p.released()
+	return done
+}
+
+// released forgets the capture and lets go of the namespace.
+func (p *pod) released() {
+	p.letGo()
 	p.r.config.Logger.Info("pod released", "pod", p.name(), "reason", p.decision.Reason)
-	p.form, p.older, p.noDNS, p.listeners = 0, false, false, status.Listeners{}
-	p.releasing, p.withdrawing = time.Time{}, time.Time{}
-	p.refusals, p.retryAt = 0, time.Time{}
-	return outcome{state: status.NotCaptured, reason: status.Reason(p.decision.Reason), message: p.decision.Message}
+	p.progress = progress{
+		attachment: p.attachment, adding: p.adding, waiting: p.waiting,
+		object: p.object, decision: p.decision, known: p.known, gone: p.gone,
+		place: p.place, found: p.found, repaired: p.repaired,
+	}
 }
 
 // drain flushes the redirects and waits until no proxied connection is left: at
 // least the grace, at most the drain's timeout.
 func (p *pod) drain(ctx context.Context) (bool, outcome) {
-	if p.form == ruleset.FormSYN || p.form == ruleset.FormFull {
+	if p.releasing.IsZero() {
 		marks := p.applied // the label that is gone has taken its annotations' effect with it
 		marks.Form = ruleset.FormMarks
 		if err := p.apply(ctx, marks); err != nil {
 			return false, p.refused(err)
 		}
-	}
-	if p.releasing.IsZero() {
 		p.releasing = time.Now()
 	}
 	age := time.Since(p.releasing)

@@ -5,32 +5,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
-	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
 // Report returns what is known of every pod of the node: those that the runtime
 // has told us of, and those that the source knows and the runtime has not named.
 func (r *Reconciler) Report() []status.Pod {
-	type name struct{ namespace, name string }
-	var pods []status.Pod
-	told := map[name][]string{}
-	r.mu.Lock()
-	for uid, p := range r.pods {
-		if p.report.State != "" {
-			pods = append(pods, p.report)
-			n := name{p.report.Namespace, p.report.Name}
-			told[n] = append(told[n], uid)
-		}
-	}
-	r.mu.Unlock()
-	for _, object := range r.config.Source.Pods() {
-		if !slices.ContainsFunc(told[name{object.Namespace, object.Name}], object.Is) {
-			pods = append(pods, r.untold(object))
-		}
-	}
+	pods := r.reports()
 	for i := range pods {
 		pods[i].Proxies = r.acks(pods[i].UID)
 	}
@@ -40,8 +22,37 @@ func (r *Reconciler) Report() []status.Pod {
 	return pods
 }
 
+func (r *Reconciler) reports() []status.Pod {
+	objects := r.config.Source.Pods()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var pods []status.Pod
+	told := map[string][]string{} // UIDs by name
+	for uid, p := range r.pods {
+		if p.report.State != "" {
+			pods = append(pods, p.report)
+			name := p.report.Namespace + "/" + p.report.Name
+			told[name] = append(told[name], uid)
+		}
+	}
+	seen := map[string]time.Time{}
+	for _, object := range objects {
+		name := object.Namespace + "/" + object.Name
+		if slices.ContainsFunc(told[name], object.Is) {
+			continue
+		}
+		seen[name] = r.seen[name]
+		if seen[name].IsZero() {
+			seen[name] = time.Now()
+		}
+		pods = append(pods, r.untold(object, seen[name]))
+	}
+	r.seen = seen
+	return pods
+}
+
 // untold is the report of a pod whose namespace nobody has named.
-func (r *Reconciler) untold(object intent.Pod) status.Pod {
+func (r *Reconciler) untold(object intent.Pod, since time.Time) status.Pod {
 	_, namespace, _ := r.config.Source.Lookup(object.Namespace, object.Name)
 	d := r.config.Policy.Decide(object, namespace)
 	pod := status.Pod{
@@ -50,6 +61,7 @@ func (r *Reconciler) untold(object intent.Pod) status.Pod {
 		Rules:      status.Rules{State: status.Unknown},
 		Annotation: status.Unknown,
 		State:      status.NotCaptured, Reason: status.Reason(d.Reason), Message: d.Message,
+		Since: since,
 	}
 	if d.Capture {
 		pod.State, pod.Reason = status.Pending, status.NetnsUnknown
@@ -75,13 +87,12 @@ func (p *pod) publish(out outcome) {
 	before := p.report
 	if p.attachment == nil {
 		p.report = status.Pod{}
-		p.r.config.Metrics.moved(before.State, "")
 		return
 	}
 	now := status.Pod{
 		Namespace: p.attachment.Namespace, Name: p.attachment.Name, UID: p.uid,
 		Intent:         intentOf(p.decision),
-		Netns:          status.Netns{Known: p.kernel != nil, Source: sandbox.SourceADD, Path: p.attachment.Netns, ContainerID: p.attachment.ContainerID},
+		Netns:          status.Netns{Known: p.found, Source: p.place.Source, Path: p.attachment.Netns, ContainerID: p.attachment.ContainerID},
 		Rules:          p.rules(),
 		Listeners:      p.listeners,
 		OldConnections: status.OldConnections{Known: !p.older},
@@ -89,15 +100,14 @@ func (p *pod) publish(out outcome) {
 		State:          out.state, Reason: out.reason, Message: out.message,
 		Since: time.Now(), Remedy: out.reason.Remedy(),
 	}
-	if p.kernel != nil {
-		now.Netns.ID = p.kernel.ID()
+	if p.found {
+		now.Netns.ID = p.place.ID.String()
 	}
 	if before.State == now.State && before.Reason == now.Reason {
 		now.Since = before.Since
 	} else {
 		p.logged = false
 	}
-	p.r.config.Metrics.moved(before.State, now.State)
 	p.report = now
 }
 
@@ -121,11 +131,15 @@ func (p *pod) warn() time.Duration {
 
 func (p *pod) rules() status.Rules {
 	rules := status.Rules{State: "none", Checked: p.checked, Repaired: p.repaired}
-	if p.form == 0 {
+	switch {
+	case p.kernel == nil || p.applied.Form == 0:
+		return rules
+	case !p.verified:
+		rules.State = status.Unknown
 		return rules
 	}
-	rules.State, rules.Fingerprint = p.form.String(), p.kernel.Fingerprint()
-	rules.DNS = p.applied.CaptureDNS && p.form != ruleset.FormMarks
+	rules.State, rules.Fingerprint = p.applied.Form.String(), p.kernel.Fingerprint()
+	rules.DNS = p.applied.CaptureDNS && p.redirected()
 	return rules
 }
 

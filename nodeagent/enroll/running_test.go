@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
@@ -46,7 +48,7 @@ func TestLabelOnARunningPod(t *testing.T) {
 	running(t, func(w *world, _ *space) {
 		w.object("web", true)
 		// Nothing is redirected before the proxy has the pod.
-		w.wantDone("apply marks+dns", announced, "apply syn+dns")
+		w.wantDone("apply marks+dns", announced, "apply syn+dns", "expel")
 		w.wantState("web Captured OldConnections", "/run/netns/c1 has syn+dns", "proxy has uid-web acked")
 		if got := w.r.Report()[0].OldConnections; got.Known {
 			t.Errorf("old connections are shown as known: %+v", got)
@@ -63,7 +65,7 @@ func TestLabelOnARunningPodWithoutAProxy(t *testing.T) {
 		w.pass(alarmAfter)
 		w.wantState("web Bypassing NoProxy", "/run/netns/c1 has marks+dns", "proxy has uid-web noProxy")
 		w.proxySays(proxylink.Acked, "")
-		w.wantDone("apply syn+dns")
+		w.wantDone("apply syn+dns", "expel")
 	})
 }
 
@@ -136,8 +138,9 @@ func TestLabelPutBackDuringRelease(t *testing.T) {
 		w.object("web", false)
 		w.pass(10 * time.Second)
 		w.object("web", true)
-		w.wantDone("apply marks+dns", "apply full+dns")
-		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+		// What was opened meanwhile lives on in the clear.
+		w.wantDone("apply marks+dns", "apply syn+dns", "expel")
+		w.wantState("web Captured OldConnections", "/run/netns/c1 has syn+dns", "proxy has uid-web acked")
 		// The next release has its whole grace again.
 		s.set(func() { s.proxied = 0 })
 		w.object("web", false)
@@ -159,7 +162,7 @@ func TestAnnotationOnARunningPod(t *testing.T) {
 		w.object("web", true, func(p *intent.Pod) {
 			p.Annotations = map[string]string{intent.AnnotationDNS: "false", intent.AnnotationIngress: "true"}
 		})
-		w.wantDone("apply full+ingress")
+		w.wantDone("apply full+ingress", "expel")
 		w.wantState("web Captured OK", "/run/netns/c1 has full+ingress", "proxy has uid-web acked")
 		if got := w.r.Report()[0].Rules.Repaired; got != 0 {
 			t.Errorf("our own change counts as a repair: %d", got)
@@ -171,9 +174,105 @@ func TestDriftIsPutRight(t *testing.T) {
 	captured(t, func(w *world, s *space) {
 		s.set(func() { s.rules = "" })
 		w.pass(10 * time.Second)
-		w.wantDone("apply full+dns")
+		w.wantDone("apply full+dns", "expel")
 		if got := w.r.Report()[0].Rules.Repaired; got != 1 {
 			t.Errorf("repaired %d times, want 1", got)
+		}
+		// What was opened in the gap is not known.
+		w.wantState("web Captured OldConnections", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+// What cannot be looked at does not hide what can be seen.
+func TestDriftBesideAnError(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.rules, s.fail["look"] = "", errors.New("IPv6 is off for lo") })
+		w.pass(10 * time.Second)
+		w.wantDone("apply full+dns", "expel")
+		w.wantState("web Pending KernelRefused", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+// Drift that cannot be put right is the alarm, whatever we once put in place.
+func TestDriftThatCannotBePutRight(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.rules, s.fail["apply"] = "", errors.New("not now") })
+		w.pass(10 * time.Second)
+		w.wantState("web Bypassing KernelRefused", "proxy has uid-web acked")
+		if got := w.r.Report()[0].Rules.State; got != status.Unknown {
+			t.Errorf("rules are shown as %s", got)
+		}
+		s.set(func() { delete(s.fail, "apply") })
+		w.pass(time.Minute)
+		w.wantState("web Captured OldConnections", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+// A kernel that does not let us at its conntrack entries: the redirects stand, and
+// are flushed before a release goes on.
+func TestExpelFails(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		s.set(func() { s.fail["expel"] = errors.New("no nf_conntrack_netlink") })
+		w.object("web", true)
+		w.pass(time.Minute)
+		w.wantDone("apply marks+dns", announced, "apply syn+dns")
+		w.wantState("web Pending KernelRefused", "/run/netns/c1 has syn+dns", "proxy has uid-web acked")
+		w.object("web", false)
+		w.wantDone("apply marks+dns")
+		w.pass(time.Minute)
+		w.wantState("web NotCaptured NotLabelled")
+	})
+}
+
+func TestTheNamespaceGoesAway(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.fail["gone"] = errors.New("gone") })
+		w.pass(10 * time.Second)
+		w.wantDone("withdraw uid-web")
+		if len(w.r.pods) != 0 || s.open != 0 {
+			t.Errorf("%d pods are left, the namespace is held %d times", len(w.r.pods), s.open)
+		}
+	})
+}
+
+// A pod that is over is withdrawn at once, and its namespace let go, whatever can
+// still be cleaned there.
+func TestTerminated(t *testing.T) {
+	for name, failure := range map[string]error{"clean": nil, "not clean": errors.New("not now")} {
+		t.Run(name, func(t *testing.T) {
+			captured(t, func(w *world, s *space) {
+				s.set(func() {
+					s.proxied = 1
+					if failure != nil {
+						s.fail["remove"] = failure
+					}
+				})
+				w.object("web", true, func(p *intent.Pod) { p.Phase = "Succeeded" })
+				if got := w.done(); !strings.HasPrefix(got, "withdraw uid-web") {
+					t.Errorf("was done:\n%s", got)
+				}
+				if got := w.r.Report()[0]; got.State != status.NotCaptured || got.Reason != "Terminated" {
+					t.Errorf("got %s (%s)", got.State, got.Reason)
+				}
+				if s.open != 0 {
+					t.Error("the namespace is still held")
+				}
+			})
+		})
+	}
+}
+
+// Most pods of a node may not be in the mesh: nothing is held for them.
+func TestNothingIsHeldOfAnUnlabelledPod(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		if s.open != 0 {
+			t.Errorf("the namespace is held %d times", s.open)
+		}
+		w.object("web", true)
+		w.object("web", false)
+		w.pass(time.Minute)
+		if s.open != 0 {
+			t.Errorf("after a release it is held %d times", s.open)
 		}
 	})
 }
@@ -246,10 +345,12 @@ func TestRefusalOutsideAnAddIsRetriedForEver(t *testing.T) {
 		}
 		if got := w.r.Report()[0]; got.State != status.Bypassing || got.Reason != status.ProxyRefused {
 			t.Errorf("got %s (%s)", got.State, got.Reason)
+		} else if !strings.Contains(got.Message, "::1: cannot assign requested address") {
+			t.Errorf("the proxy's own words are gone: %s", got.Message)
 		}
 		w.proxySays(proxylink.Acked, "")
 		w.pass(time.Minute)
-		w.wantDone(announced, "apply syn+dns")
+		w.wantDone(announced, "apply syn+dns", "expel")
 	})
 }
 
@@ -261,6 +362,21 @@ func TestRefusalByOneOfTwo(t *testing.T) {
 		w.proxySays(proxylink.Nacked, "port taken")
 		w.wantDone()
 		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web nacked")
+	})
+}
+
+func TestRefusalByOneOfTwoWhileRunning(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		w.r.config.Proxies = &twoProxies{world: w}
+		w.proxySays(proxylink.Nacked, "port taken")
+		s.set(func() { s.missing = "tcp" })
+		w.object("web", true)
+		w.wantDone("apply marks+dns", announced)
+		// Nobody says when the other one listens: it is looked for.
+		s.set(func() { s.missing = "" })
+		w.pass(listenerWatch)
+		w.wantDone("apply syn+dns", "expel")
+		w.wantState("web Captured OldConnections", "/run/netns/c1 has syn+dns", "proxy has uid-web nacked")
 	})
 }
 
@@ -280,7 +396,7 @@ func TestKernelRefusesARunningPod(t *testing.T) {
 		w.wantState("web Bypassing KernelRefused")
 		s.set(func() { delete(s.fail, "apply") })
 		w.pass(time.Minute)
-		w.wantDone("apply marks+dns", announced, "apply syn+dns")
+		w.wantDone("apply marks+dns", announced, "apply syn+dns", "expel")
 	})
 }
 
@@ -294,6 +410,46 @@ func TestTheRuntimeHasNotToldOfAPod(t *testing.T) {
 			}
 		}
 		w.wantState("early Pending NetworkNamespaceUnknown", "plain NotCaptured NotLabelled")
+		first := w.r.Report()[0].Since
+		w.pass(time.Minute)
+		if got := w.r.Report()[0].Since; first.IsZero() || !got.Equal(first) {
+			t.Errorf("since %s, then since %s", first, got)
+		}
+	})
+}
+
+// A proxy that has acknowledged a pod and does not listen is looked at, not watched
+// without a pause.
+func TestListenersThatDoNotComeCostLittle(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.missing, s.looks = "tcp", 0 })
+		w.r.Wake("uid-web")
+		w.pass(10 * time.Second)
+		w.wantState("web Blocked ProxyDoesNotListen", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+		if s.looks < 5 || s.looks > 30 {
+			t.Errorf("looked %d times in 10 s", s.looks)
+		}
+	})
+}
+
+func TestPodsAreCountedByStateAndReason(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.object("early", true)
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		const want = `
+# HELP fairlead_pods Pods of the node, by state and reason.
+# TYPE fairlead_pods gauge
+fairlead_pods{reason="NetworkNamespaceUnknown",state="Pending"} 1
+fairlead_pods{reason="NoProxy",state="Blocked"} 0
+fairlead_pods{reason="NoProxy",state="Bypassing"} 0
+fairlead_pods{reason="OK",state="Captured"} 1
+`
+		if err := testutil.CollectAndCompare(w.r, strings.NewReader(want)); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
@@ -347,11 +503,11 @@ func TestHealthy(t *testing.T) {
 		}
 		w.object("web", true)
 		w.object("other", true)
-		w.pass(39 * time.Second)
+		w.pass(29 * time.Second)
 		if err := w.r.Healthy(); err != nil {
-			t.Errorf("after 39 s: %v", err)
+			t.Errorf("after 29 s: %v", err)
 		}
-		w.pass(15 * time.Second)
+		w.pass(6 * time.Second)
 		if err := w.r.Healthy(); err == nil {
 			t.Error("no worker is free, yet all is well")
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -28,7 +29,8 @@ import (
 type world struct {
 	t    *testing.T
 	r    *Reconciler
-	stop func() // the agent ends
+	ctx  context.Context // the agent's
+	stop func()          // the agent ends
 
 	logged syncBuffer // the agent's own log
 
@@ -71,7 +73,7 @@ func inWorld(t *testing.T, story func(*world)) {
 		var err error
 		w.r, err = New(Config{
 			Policy: intent.Policy{Selectors: intent.DefaultSelectors(), CaptureDNS: true},
-			Source: w, Proxies: w, Open: w.open,
+			Source: w, Proxies: w, Find: w.find, Gone: w.gone, Open: w.open,
 			PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
 			ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
 			Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.NewTextHandler(&w.logged, nil)),
@@ -80,6 +82,7 @@ func inWorld(t *testing.T, story func(*world)) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
+		w.ctx = ctx
 		done := make(chan error)
 		go func() { done <- w.r.Run(ctx) }()
 		synctest.Wait()
@@ -113,7 +116,7 @@ func (w *world) object(name string, labelled bool, change ...func(*intent.Pod)) 
 	w.mu.Lock()
 	w.objects["shop/"+name] = p
 	w.mu.Unlock()
-	w.r.PodsChanged()
+	w.r.Wake("")
 	synctest.Wait()
 }
 
@@ -121,7 +124,7 @@ func (w *world) forget(name string) {
 	w.mu.Lock()
 	delete(w.objects, "shop/"+name)
 	w.mu.Unlock()
-	w.r.PodsChanged()
+	w.r.Wake("")
 	synctest.Wait()
 }
 
@@ -167,7 +170,7 @@ func (w *world) proxySays(s proxylink.State, text string) {
 		w.held[uid] = s
 	}
 	w.mu.Unlock()
-	w.r.ProxyChanged("")
+	w.r.Wake("")
 	synctest.Wait()
 }
 
@@ -280,6 +283,7 @@ type space struct {
 	rules   string // what is applied, as text
 	missing string // listeners that are not there: "tcp", "dns"
 	proxied int
+	looks   int              // at the listeners
 	fail    map[string]error // by verb
 	block   chan struct{}    // Apply hangs until it is closed
 }
@@ -294,8 +298,21 @@ func (w *world) space(container string) *space {
 	return w.spaces[path]
 }
 
-func (w *world) open(path string) (Kernel, error) {
+func (w *world) find(path string) (sandbox.Place, error) {
 	s := w.space(strings.TrimPrefix(path, "/run/netns/"))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return sandbox.Place{Path: path, Source: sandbox.SourceADD}, s.fail["find"]
+}
+
+func (w *world) gone(place sandbox.Place) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.spaces[place.Path].fail["gone"] != nil
+}
+
+func (w *world) open(place sandbox.Place) (Kernel, error) {
+	s := w.space(strings.TrimPrefix(place.Path, "/run/netns/"))
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := s.fail["open"]; err != nil {
@@ -324,7 +341,6 @@ func describe(want ruleset.Config) string {
 }
 
 func (s *space) Netns() *netns.Handle { return nil }
-func (s *space) ID() string           { return "of " + s.path }
 func (s *space) Fingerprint() string  { return "print of " + s.rules }
 
 func (s *space) Apply(_ context.Context, want ruleset.Config) error {
@@ -351,9 +367,19 @@ func (s *space) Check(_ context.Context, want ruleset.Config) (string, error) {
 		return "", err
 	}
 	if s.rules != describe(want) {
-		return "table inet fairlead is missing", nil
+		return "table inet fairlead is missing", s.fail["look"]
 	}
-	return "", nil
+	return "", s.fail["look"]
+}
+
+func (s *space) Expel(context.Context) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := s.fail["expel"]; err != nil {
+		return err
+	}
+	s.w.note("expel")
+	return nil
 }
 
 func (s *space) Remove(context.Context) error {
@@ -373,6 +399,7 @@ func (s *space) Listeners(context.Context) (status.Listeners, error) {
 	if err := s.fail["listeners"]; err != nil {
 		return status.Listeners{}, err
 	}
+	s.looks++
 	tcp := s.missing != "tcp"
 	return status.Listeners{Known: true, Outbound: tcp, Inbound: tcp, HBONE: tcp, DNS: s.missing != "dns"}, nil
 }

@@ -6,37 +6,37 @@ type Reason string
 
 // The reasons. Those of pods that should not be captured are package intent's.
 const (
-	OK               Reason = "OK"
-	OldConnectionsUp Reason = "OldConnections"
-	ProxyWithoutDNS  Reason = "ProxyWithoutDNS"
-	Capturing        Reason = "Capturing"
-	Draining         Reason = "Draining"
-	Withdrawing      Reason = "Withdrawing"
-	PodUnknown       Reason = "PodUnknown"
-	ObjectGone       Reason = "ObjectGone"
-	NetnsUnknown     Reason = "NetworkNamespaceUnknown"
-	NetnsRefused     Reason = "NetworkNamespaceRefused"
-	NoProxy          Reason = "NoProxy"
-	NoAnswer         Reason = "ProxyDoesNotAnswer"
-	ProxyRefused     Reason = "ProxyRefused"
-	NoListeners      Reason = "ProxyDoesNotListen"
-	KernelRefused    Reason = "KernelRefused"
-	Deleted          Reason = "Deleted"
-	Cancelled        Reason = "Cancelled"
+	OK                   Reason = "OK"
+	ReasonOldConnections Reason = "OldConnections"
+	ProxyWithoutDNS      Reason = "ProxyWithoutDNS"
+	Capturing            Reason = "Capturing"
+	Draining             Reason = "Draining"
+	Withdrawing          Reason = "Withdrawing"
+	PodUnknown           Reason = "PodUnknown"
+	ObjectGone           Reason = "ObjectGone"
+	NetnsUnknown         Reason = "NetworkNamespaceUnknown"
+	NetnsRefused         Reason = "NetworkNamespaceRefused"
+	NoProxy              Reason = "NoProxy"
+	NoAnswer             Reason = "ProxyDoesNotAnswer"
+	ProxyRefused         Reason = "ProxyRefused"
+	NoListeners          Reason = "ProxyDoesNotListen"
+	KernelRefused        Reason = "KernelRefused"
+	Deleted              Reason = "Deleted"
+	Cancelled            Reason = "Cancelled"
 )
 
 var remedies = map[Reason]string{
-	OldConnectionsUp: "restart the pod, or its old connections, to bring those under the proxy too",
-	ProxyWithoutDNS:  "switch DNS capture on in the proxy, or off for the pod (annotation ambient.istio.io/dns-capture)",
-	PodUnknown:       "look whether the pod's object (or manifest) exists and names this node",
-	ObjectGone:       "delete the pod at the runtime, or put its object (or manifest) back",
-	NetnsUnknown:     "restart the pod: it started before the agent, or while fairlead-cni was not in the runtime's configuration",
-	NetnsRefused:     "look at what the runtime gave as CNI_NETNS; a pod needs a network namespace of its own",
-	NoProxy:          "start the node proxy (ztunnel) on this node, and see that it dials the agent's proxy socket",
-	NoAnswer:         "look at the node proxy's log; restart it if it hangs",
-	ProxyRefused:     "mend what the proxy's own words name (a port that is taken, an address that is missing); it is tried again by itself",
-	NoListeners:      "look at the node proxy's log: it has acknowledged the pod, yet does not listen in it",
-	KernelRefused:    "look at the error; a missing kernel feature is named there; it is tried again by itself",
+	ReasonOldConnections: "restart the pod, or its old connections, to bring those under the proxy too",
+	ProxyWithoutDNS:      "switch DNS capture on in the proxy, or off for the pod (annotation ambient.istio.io/dns-capture)",
+	PodUnknown:           "look whether the pod's object (or manifest) exists and names this node",
+	ObjectGone:           "delete the pod at the runtime, or put its object (or manifest) back",
+	NetnsUnknown:         "restart the pod: it started before the agent, or while fairlead-cni was not in the runtime's configuration",
+	NetnsRefused:         "look at what the runtime gave as CNI_NETNS; a pod needs a network namespace of its own",
+	NoProxy:              "start the node proxy (ztunnel) on this node, and see that it dials the agent's proxy socket",
+	NoAnswer:             "look at the node proxy's log; restart it if it hangs",
+	ProxyRefused:         "mend what the proxy's own words name (a port that is taken, an address that is missing); it is tried again by itself",
+	NoListeners:          "look at the node proxy's log: it has acknowledged the pod, yet does not listen in it",
+	KernelRefused:        "look at the error; a missing kernel feature is named there; it is tried again by itself",
 }
 
 // Remedy says what a person can do about it; empty if there is nothing to do.

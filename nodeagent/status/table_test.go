@@ -27,8 +27,8 @@ func pods() []status.Pod {
 			Rules: status.Rules{State: "full", DNS: true}, Listeners: up, Proxies: acked, Since: ago(25 * time.Hour),
 		},
 		{
-			Namespace: "shop", Name: "legacy", UID: "u2", State: status.Captured, Reason: status.OldConnectionsUp,
-			Message: "the pod ran before it was captured", Remedy: status.OldConnectionsUp.Remedy(),
+			Namespace: "shop", Name: "legacy", UID: "u2", State: status.Captured, Reason: status.ReasonOldConnections,
+			Message: "the pod ran before it was captured", Remedy: status.ReasonOldConnections.Remedy(),
 			Rules: status.Rules{State: "syn", DNS: true}, Listeners: up, Proxies: acked, Since: ago(59 * time.Second),
 		},
 		{
@@ -159,7 +159,7 @@ func TestJSONSaysWhatIsNotKnown(t *testing.T) {
 
 func TestEveryAlarmHasARemedy(t *testing.T) {
 	for _, r := range []status.Reason{
-		status.OldConnectionsUp, status.ProxyWithoutDNS, status.PodUnknown, status.ObjectGone, status.NetnsUnknown,
+		status.ReasonOldConnections, status.ProxyWithoutDNS, status.PodUnknown, status.ObjectGone, status.NetnsUnknown,
 		status.NetnsRefused, status.NoProxy, status.NoAnswer, status.ProxyRefused, status.NoListeners, status.KernelRefused,
 	} {
 		if r.Remedy() == "" {

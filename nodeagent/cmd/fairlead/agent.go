@@ -98,14 +98,15 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	}
 	if a.proxies, err = proxylink.New(proxylink.Config{
 		Path: c.ProxySocket, AckTimeout: c.AckTimeout.Duration,
-		Changed: func(uid string) { a.reconciler.ProxyChanged(uid) },
+		Changed: func(uid string) { a.reconciler.Wake(uid) },
 		Logger:  logger, Registerer: a.registry,
 	}); err != nil {
 		return nil, err
 	}
 	if a.reconciler, err = enroll.New(enroll.Config{
 		Policy: policy, Source: a.pods, Proxies: a.proxies,
-		Open:      func(path string) (enroll.Kernel, error) { return enroll.OpenKernel(finder, path) },
+		Find: finder.Told, Gone: sandbox.Place.Gone,
+		Open:      func(p sandbox.Place) (enroll.Kernel, error) { return enroll.OpenKernel(finder, p) },
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
 		PodWait: c.Waits.Pod.Duration, ProxyWait: c.Waits.Proxy.Duration, AckWait: c.Waits.Ack.Duration,
 		ReleaseGrace: c.ReleaseGrace.Duration, DrainTimeout: c.DrainTimeout.Duration, SweepInterval: c.SweepInterval.Duration,
@@ -113,6 +114,7 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	}); err != nil {
 		return nil, err
 	}
+	a.registry.MustRegister(a.reconciler)
 	a.plugins, err = pluginserver.New(pluginserver.Config{
 		Pods: a.reconciler, Node: a.node, RequestTimeout: 5 * time.Second, MaxClients: 256, Logger: logger,
 	})
@@ -156,7 +158,7 @@ func (a *agent) run(ctx context.Context) error {
 // podsChanged is called by the source. Once the node's pods are known, proxies may
 // be told of them, and the plugin may be told that we are here.
 func (a *agent) podsChanged() {
-	a.reconciler.PodsChanged()
+	a.reconciler.Wake("")
 	if a.ready() != nil {
 		return
 	}

@@ -1,0 +1,71 @@
+package enroll
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+)
+
+// want is the redirection of the pod as its annotations and its proxy have it.
+func (p *pod) want(form ruleset.Form) ruleset.Config {
+	return ruleset.Config{
+		CaptureDNS: p.decision.CaptureDNS && !p.noDNS,
+		Ingress:    p.decision.Ingress, VirtualInterfaces: p.decision.VirtualInterfaces,
+		ProbeIPv4: p.r.config.ProbeIPv4, ProbeIPv6: p.r.config.ProbeIPv6,
+		Form: form,
+	}
+}
+
+// apply puts routes and rules in place. The rules come last and at once: when it
+// fails they are as they were, as far as is known.
+func (p *pod) apply(ctx context.Context, want ruleset.Config) error {
+	p.verified = false
+	if err := p.kernel.Apply(ctx, want); err != nil {
+		return err
+	}
+	p.applied, p.verified, p.checked = want, true, time.Now()
+	// While the ADD waits nothing runs in the pod that could have opened anything.
+	p.stale = want.Form != ruleset.FormMarks && p.adding == nil
+	return p.expel(ctx)
+}
+
+// expel deletes the conntrack entries that would defeat the redirects.
+func (p *pod) expel(ctx context.Context) error {
+	if !p.stale {
+		return nil
+	}
+	if err := p.kernel.Expel(ctx); err != nil {
+		return err
+	}
+	p.stale = false
+	return nil
+}
+
+// verify has the kernel follow what is wanted now, and repairs it if it is not
+// what we left there.
+func (p *pod) verify(ctx context.Context) error {
+	if want := p.want(p.applied.Form); !reflect.DeepEqual(want, p.applied) {
+		return p.apply(ctx, want)
+	}
+	if err := p.expel(ctx); err != nil {
+		return err
+	}
+	drift, err := p.kernel.Check(ctx, p.applied)
+	if drift == "" {
+		p.verified = p.verified && err == nil
+		p.checked = time.Now()
+		return err
+	}
+	// What was opened meanwhile is in the clear, and may stay there.
+	p.older = p.older || p.redirected()
+	if applied := p.apply(ctx, p.applied); applied != nil {
+		return errors.Join(applied, err)
+	}
+	p.repaired++
+	p.r.config.Metrics.repairs.Inc()
+	p.r.config.Logger.Info("redirection put right", "pod", p.name(), "drift", drift)
+	return err
+}
