@@ -249,6 +249,28 @@ func TestTheNamespaceGoesAwayDuringAdd(t *testing.T) {
 	})
 }
 
+// Behind many others the pod's own wait for an answer has not begun.
+func TestQueuedBehindOthers(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.proxySays(proxylink.Queued, "")
+		answer := w.addLater(w.t.Context(), "web", "c1")
+		w.pass(6 * time.Second)
+		w.proxySays(proxylink.Waiting, "")
+		w.pass(2 * time.Second)
+		w.proxySays(proxylink.Acked, "")
+		if err := <-answer; err != nil {
+			t.Error(err)
+		}
+		w.proxySays(proxylink.Queued, "")
+		start := time.Now()
+		wantFailure(t, w.add("web", "c2"), status.Capturing, "busy with others")
+		if took := time.Since(start); took != addLimit {
+			t.Errorf("gave up after %s", took)
+		}
+	})
+}
+
 func TestThePluginGoesAwayDuringAdd(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.object("web", true)

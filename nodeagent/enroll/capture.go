@@ -102,6 +102,9 @@ func (p *pod) serve(ctx context.Context) (bool, outcome) {
 		return p.nacked(ctx, verdict)
 	case proxylink.NoProxy:
 		return p.unserved(ctx, outcome{reason: status.NoProxy, message: "no node proxy is connected to the agent"})
+	case proxylink.Queued:
+		return p.unserved(ctx, outcome{reason: status.Capturing, again: verdict.Recheck,
+			message: "the node proxy has not been told of the pod yet: it is busy with others"})
 	default:
 		return p.unserved(ctx, outcome{reason: status.NoAnswer, again: verdict.Recheck,
 			message: "the node proxy has not acknowledged the pod yet"})

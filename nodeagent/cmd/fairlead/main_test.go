@@ -18,7 +18,6 @@ import (
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
-	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
 func TestMain(m *testing.M) { netlab.Main(m, 5) }
@@ -92,9 +91,6 @@ func TestAgentAnswersStatus(t *testing.T) {
 		if err == nil && !strings.Contains(out, "web") {
 			err = errors.New("the pod is not shown yet: " + out)
 		}
-		if code := exitCode(0); errors.As(err, &code) {
-			return nil
-		}
 		return err
 	})
 	for _, want := range []string{"shop", "web", "Pending", "NetworkNamespaceUnknown", "none connected", "remedy: restart the pod"} {
@@ -103,8 +99,8 @@ func TestAgentAnswersStatus(t *testing.T) {
 		}
 	}
 	out, err := run(t.Context(), "status", "-o", "json", "--run-dir", c.RunDir)
-	if code := exitCode(0); !errors.As(err, &code) || code != status.ExitAttention {
-		t.Errorf("a pod that nobody knows the namespace of: %v, want exit code %d", err, status.ExitAttention)
+	if err != nil { // it has not been pending for a minute
+		t.Errorf("status -o json: %v", err)
 	}
 	if !strings.Contains(out, `"reason": "NetworkNamespaceUnknown"`) {
 		t.Errorf("no JSON: %s", out)
