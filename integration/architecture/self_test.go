@@ -183,13 +183,16 @@ func TestEachPlaceCanFail(t *testing.T) {
 	for _, p := range places {
 		for _, name := range p.names {
 			src := fmt.Sprintf("package a\n\nimport other %q\n\nvar _ = other.%s\n", p.pkg, name)
-			lines, err := misplaced("cni/plugin/a_test.go", src)
+			lines, err := misplaced("cni/plugin/a.go", src)
 			if err != nil {
 				t.Fatal(err)
 			}
-			begin := fmt.Sprintf("cni/plugin/a_test.go:5: %s.%s belongs in ", p.pkg, name)
+			begin := fmt.Sprintf("cni/plugin/a.go:5: %s.%s belongs in ", p.pkg, name)
 			if len(lines) != 1 || !strings.HasPrefix(lines[0], begin) || !strings.Contains(lines[0], p.reason) {
 				t.Errorf("%s.%s elsewhere: %q, want %q and the reason", p.pkg, name, lines, begin)
+			}
+			if lines, err := misplaced("cni/plugin/a_test.go", src); err != nil || (len(lines) == 1) != p.tests {
+				t.Errorf("%s.%s in a test: %q, %v; tests count: %v", p.pkg, name, lines, err, p.tests)
 			}
 			home := strings.TrimPrefix(sample(p.homes[0]), module+"/") + "/a.go"
 			if lines, err := misplaced(home, src); err != nil || lines != nil {

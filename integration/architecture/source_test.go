@@ -55,6 +55,9 @@ func misplaced(file string, src any) ([]string, error) {
 			return true
 		}
 		for _, p := range places {
+			if !p.tests && strings.HasSuffix(file, "_test.go") {
+				continue
+			}
 			if imports[x.Name] == p.pkg && slices.Contains(p.names, selector.Sel.Name) && !matches(here, p.homes) {
 				lines = append(lines, fmt.Sprintf("%s:%d: %s.%s belongs in %s: %s", file,
 					files.Position(n.Pos()).Line, p.pkg, selector.Sel.Name, strings.Join(p.homes, ", "), p.reason))
