@@ -5,7 +5,9 @@
 // connection open until it has its answer. ADD, DEL and CHECK are answered with
 // one Response; status is answered with any number of Responses that carry an
 // item, and one with End set. Closing the connection early withdraws the
-// request: WithPeer turns that into a context.
+// request: WithPeer turns that into a context. Connections are accepted in the
+// order in which they were made, which tells whether a DEL came before an ADD or
+// after it.
 //
 // Requests are read strictly, because an agent that skips a field it does not
 // know does half of what it was asked. Answers are read leniently, because the
@@ -21,7 +23,8 @@
 //
 // Failures this package survives: a socket that is missing, left over, refused
 // or full (ErrAbsent); an agent that dies before or in the middle of its answer
-// (ErrBroken); a peer of another version; a request or answer that is cut off,
-// followed by more bytes, too long, or not JSON; error texts of any length; a
-// run directory with the wrong mode; a ready file of an earlier boot.
+// (ErrBroken); a client that is gone before its turn (WithPeer), or that connects
+// and says nothing (Await, Waits); a peer of another version; a request or answer
+// that is cut off, followed by more bytes, too long, or not JSON; error texts of
+// any length; a run directory with the wrong mode; a ready file of an earlier boot.
 package agentapi

@@ -96,10 +96,14 @@ func (p Peer) check() error {
 var ErrPeerGone = errors.New("the client closed its connection")
 
 // WithPeer returns a context that ends when the peer closes c, or sends more
-// than its one request. It is called after ReadRequest and clears c's read
-// deadline. stop must be called.
+// than its one request; where that has happened already, it has ended. It is
+// called after ReadRequest and clears c's read deadline. stop must be called.
 func WithPeer(ctx context.Context, c *net.UnixConn) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	if !Waits(c) {
+		cancel(ErrPeerGone)
+		return ctx, func() {}
+	}
 	done := make(chan struct{})
 	// Setting a deadline fails on a closed connection only, where Read returns.
 	_ = c.SetReadDeadline(time.Time{})
@@ -114,5 +118,35 @@ func WithPeer(ctx context.Context, c *net.UnixConn) (_ context.Context, stop fun
 		_ = c.SetReadDeadline(time.Unix(1, 0))
 		<-done
 		cancel(context.Canceled)
+	}
+}
+
+// Waits reports whether the peer is there and has sent nothing that is not read.
+func Waits(c *net.UnixConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	quiet := false
+	err = raw.Control(func(fd uintptr) { quiet = nothingToRead(fd) })
+	return err == nil && quiet
+}
+
+// Await waits until there is something to read, be it the end, or until c's read
+// deadline. It reads nothing.
+func Await(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Read(func(fd uintptr) bool { return !nothingToRead(fd) })
+}
+
+func nothingToRead(fd uintptr) bool {
+	for {
+		_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if !errors.Is(err, unix.EINTR) {
+			return errors.Is(err, unix.EAGAIN)
+		}
 	}
 }

@@ -209,6 +209,113 @@ func TestWithPeer(t *testing.T) {
 	}
 }
 
+// Whoever has left before anyone looked is known to be gone at once.
+func TestWithPeerThatIsGone(t *testing.T) {
+	for name, act := range map[string]func(*net.UnixConn) error{
+		"closed":     (*net.UnixConn).Close,
+		"half":       (*net.UnixConn).CloseWrite,
+		"more bytes": func(c *net.UnixConn) error { _, err := c.Write([]byte("x")); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			read, acted, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			client := serve(t, func(c *net.UnixConn) {
+				defer close(done)
+				if _, err := ReadRequest(c); err != nil {
+					t.Error(err)
+				}
+				close(read)
+				<-acted
+				ctx, stop := WithPeer(t.Context(), c)
+				if !errors.Is(context.Cause(ctx), ErrPeerGone) {
+					t.Errorf("the cause is %v", context.Cause(ctx))
+				}
+				stop()
+			})
+			c, err := net.Dial("unix", client.Socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err := writeLine(c, Request{Version: Version, Status: &StatusRequest{}}); err != nil {
+				t.Fatal(err)
+			}
+			<-read
+			if err := act(c.(*net.UnixConn)); err != nil {
+				t.Fatal(err)
+			}
+			close(acted)
+			<-done
+		})
+	}
+}
+
+func TestAwait(t *testing.T) {
+	for name, tt := range map[string]struct {
+		act   func(*net.UnixConn) error
+		says  string // what is read afterwards
+		fails error
+	}{
+		"bytes":   {act: func(c *net.UnixConn) error { _, err := c.Write([]byte("hi")); return err }, says: "hi"},
+		"the end": {act: (*net.UnixConn).Close},
+		"nothing": {act: func(*net.UnixConn) error { return nil }, fails: os.ErrDeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			waiting, done := make(chan struct{}), make(chan struct{})
+			client := serve(t, func(c *net.UnixConn) {
+				defer close(done)
+				if !Waits(c) {
+					t.Error("a peer that is silent does not wait")
+				}
+				deadline := time.Now().Add(time.Minute)
+				if tt.fails != nil {
+					deadline = time.Now().Add(time.Millisecond)
+				}
+				if err := c.SetReadDeadline(deadline); err != nil {
+					t.Error(err)
+				}
+				close(waiting)
+				if err := Await(c); !errors.Is(err, tt.fails) {
+					t.Errorf("got %v, want %v", err, tt.fails)
+				}
+				if Waits(c) != (tt.fails != nil) {
+					t.Error("a peer that has sent something waits")
+				}
+				got := make([]byte, 10)
+				if n, _ := c.Read(got); string(got[:n]) != tt.says {
+					t.Errorf("%q is left to read, want %q", got[:n], tt.says)
+				}
+			})
+			c, err := net.Dial("unix", client.Socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			<-waiting
+			if err := tt.act(c.(*net.UnixConn)); err != nil {
+				t.Fatal(err)
+			}
+			<-done
+		})
+	}
+}
+
+func TestAwaitOnAClosedConnection(t *testing.T) {
+	client := serve(t, func(c *net.UnixConn) {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := Await(c); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("got %v", err)
+		}
+		if Waits(c) {
+			t.Error("nobody waits there")
+		}
+	})
+	if _, err := client.Call(t.Context(), Request{Status: &StatusRequest{}}); !errors.Is(err, ErrBroken) {
+		t.Errorf("got %v, want ErrBroken", err)
+	}
+}
+
 func TestReady(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	file := ReadyFile(socket)

@@ -15,6 +15,7 @@ const MaxMessage = 64 << 10
 // Codes of an Error. Those below 100 are the CNI specification's own.
 const (
 	CodeBadRequest   uint = 6   // what was sent could not be decoded
+	CodeTryAgain     uint = 11  // overtaken by another request
 	CodeNoAgent      uint = 100 // the agent is not running or does not answer
 	CodeNoProxy      uint = 101 // no node proxy is connected
 	CodeProxyRefused uint = 102 // the node proxy refused the pod
