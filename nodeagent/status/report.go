@@ -8,6 +8,9 @@
 //   - An answer of a newer agent: fields that are not known here are ignored.
 //   - An answer that is cut off: the reader knows, since the agent ends its answer
 //     with a mark, and exits with "could not ask", never with "all as intended".
+//   - Texts and lists without end, which one pod's author, a proxy or a manifest can
+//     cause: they are cut, and say so, and what is still too long to be sent is sent
+//     as its least (Clip, Brief). No pod hides the others.
 //   - Names that would break the table (control characters): they are quoted.
 package status
 
