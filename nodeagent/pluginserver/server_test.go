@@ -30,9 +30,10 @@ type pods struct {
 	mu      sync.Mutex
 	asked   []string
 	answers map[string]error // by verb
-	wait    bool             // ADD waits for the end of its context
-	began   chan struct{}    // an ADD has come
-	ended   chan error       // how the waiting ADD's context ended
+	wait    bool             // ADD waits for the end of its context, or for release
+	release chan struct{}
+	began   chan struct{} // an ADD has come
+	ended   chan error    // how the waiting ADD's context ended
 	report  []status.Pod
 }
 
@@ -43,11 +44,21 @@ func (p *pods) ask(verb string, a agentapi.Attachment) error {
 	return p.answers[verb]
 }
 
+// heard is what has been asked for so far.
+func (p *pods) heard() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.asked)
+}
+
 func (p *pods) Add(ctx context.Context, a agentapi.Attachment) error {
 	err := p.ask("add", a)
 	p.began <- struct{}{}
 	if p.wait {
-		<-ctx.Done()
+		select {
+		case <-ctx.Done():
+		case <-p.release:
+		}
 		p.ended <- context.Cause(ctx)
 	}
 	return err
@@ -57,13 +68,21 @@ func (p *pods) Del(_ context.Context, a agentapi.Attachment) error   { return p.
 func (p *pods) Check(_ context.Context, a agentapi.Attachment) error { return p.ask("check", a) }
 func (p *pods) Report() []status.Pod                                 { return p.report }
 
-// serve runs a server and returns a client of it.
-func serve(t *testing.T, p *pods, change ...func(*pluginserver.Config)) (agentapi.Client, context.CancelFunc) {
+// serve runs a server and returns a client of it, and what ends it.
+func serve(t *testing.T, p *pods, change ...func(*pluginserver.Config)) (agentapi.Client, func()) {
+	t.Helper()
+	client, start, stop := stalled(t, p, change...)
+	start()
+	return client, stop
+}
+
+// stalled returns a client of a server that listens, and serves once it is started.
+func stalled(t *testing.T, p *pods, change ...func(*pluginserver.Config)) (client agentapi.Client, start, stop func()) {
 	t.Helper()
 	if p.answers == nil {
 		p.answers = map[string]error{}
 	}
-	p.began, p.ended = make(chan struct{}, 100), make(chan error, 1)
+	p.began, p.ended, p.release = make(chan struct{}, 100), make(chan error, 1), make(chan struct{})
 	c := pluginserver.Config{
 		Pods: p, Node: func() status.Node { return status.Node{Version: "v1", Synced: true} },
 		RequestTimeout: 10 * time.Second, MaxClients: 8, Logger: slog.New(slog.DiscardHandler),
@@ -81,15 +100,18 @@ func serve(t *testing.T, p *pods, change ...func(*pluginserver.Config)) (agentap
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- s.Run(ctx, l) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	return agentapi.Client{Socket: socket}, cancel
+	done := make(chan error, 1)
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(stop)
+	return agentapi.Client{Socket: socket}, func() { go func() { done <- s.Run(ctx, l) }() }, stop
 }
 
 func attachment() *agentapi.Attachment {
@@ -119,7 +141,12 @@ func TestReasonsBecomeCodes(t *testing.T) {
 		status.KernelRefused: agentapi.CodeKernel,
 		status.PodUnknown:    agentapi.CodePodUnknown,
 		status.NetnsRefused:  agentapi.CodeNamespace,
-		status.Cancelled:     agentapi.CodeInternal,
+		status.Cancelled:     agentapi.CodeTryAgain,
+		status.Deleted:       agentapi.CodeTryAgain,
+		status.Capturing:     agentapi.CodeTryAgain,
+		status.Draining:      agentapi.CodeTryAgain,
+		status.Withdrawing:   agentapi.CodeTryAgain,
+		"NobodyThoughtOfIt":  agentapi.CodeInternal,
 	} {
 		t.Run(string(reason), func(t *testing.T) {
 			p := &pods{answers: map[string]error{"add": fmt.Errorf("wrapped: %w", &enroll.Failure{Reason: reason, Message: "bind: address in use"})}}
@@ -149,7 +176,7 @@ func TestNoAnswerWhileStopping(t *testing.T) {
 
 func TestThePluginGoesAway(t *testing.T) {
 	p := &pods{wait: true}
-	client, _ := serve(t, p)
+	client, stop := serve(t, p)
 	ctx, cancel := context.WithCancel(t.Context())
 	called := make(chan error)
 	go func() {
@@ -163,6 +190,10 @@ func TestThePluginGoesAway(t *testing.T) {
 	}
 	if err := <-p.ended; !errors.Is(err, agentapi.ErrPeerGone) {
 		t.Errorf("the ADD ended with %v", err)
+	}
+	stop()
+	if want := []string{"add c1", "del c1"}; !slices.Equal(p.heard(), want) {
+		t.Errorf("asked %q, want %q: nobody has heard of the success", p.heard(), want)
 	}
 }
 
@@ -202,25 +233,62 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// One pod that cannot be sent cuts the report off: the client must not take it
-// for a whole one.
-func TestStatusCutOff(t *testing.T) {
-	p := &pods{report: []status.Pod{{Name: "a"}, {Name: "b", Message: strings.Repeat("x", agentapi.MaxMessage)}}}
-	client, _ := serve(t, p)
-	err := client.Stream(t.Context(), agentapi.Request{Status: &agentapi.StatusRequest{}}, func(json.RawMessage) error { return nil })
-	if !errors.Is(err, agentapi.ErrBroken) {
-		t.Errorf("got %v, want a broken answer", err)
+// Whatever is in a pod or in the head of the report, the others are shown.
+func TestStatusOfAnySize(t *testing.T) {
+	lines := slices.Repeat([]string{strings.Repeat("\x01", 5000)}, 600)
+	var acks []status.Ack
+	for range 100 {
+		acks = append(acks, status.Ack{State: "acked", Text: strings.Repeat("\x01", 1000)})
+	}
+	p := &pods{report: []status.Pod{
+		{Name: "a"},
+		{Name: "b", State: status.Blocked, Reason: status.ProxyRefused, Message: strings.Repeat("x", agentapi.MaxMessage), Proxies: acks},
+		{Name: "c", Intent: status.Intent{Warnings: slices.Repeat([]string{"w"}, 20000)}},
+	}}
+	client, _ := serve(t, p, func(c *pluginserver.Config) {
+		c.Node = func() status.Node { return status.Node{Version: "v1", Problems: lines} }
+	})
+	var items []json.RawMessage
+	err := client.Stream(t.Context(), agentapi.Request{Status: &agentapi.StatusRequest{}}, func(line json.RawMessage) error {
+		items = append(items, slices.Clone(line))
+		return nil
+	})
+	if err != nil || len(items) != 4 {
+		t.Fatalf("%d lines, %v", len(items), err)
+	}
+	var node status.Node
+	if err := json.Unmarshal(items[0], &node); err != nil || node.Version != "v1" || len(node.Problems) == 0 ||
+		!strings.Contains(node.Problems[len(node.Problems)-1], "shortened") {
+		t.Errorf("the head is %.300s, %v", items[0], err)
+	}
+	var got [3]status.Pod
+	for i := range got {
+		if err := json.Unmarshal(items[1+i], &got[i]); err != nil || got[i].Name != p.report[i].Name {
+			t.Fatalf("pod %d is %.300s, %v", i, items[1+i], err)
+		}
+	}
+	if b := got[1]; b.State != status.Blocked || b.Reason != status.ProxyRefused || len(b.Intent.Warnings) != 1 || !strings.Contains(b.Intent.Warnings[0], "shortened") {
+		t.Errorf("what does not fit is sent as %+v", b)
+	}
+	if w := got[2].Intent.Warnings; len(w) != 21 || w[20] != "… 19980 more" {
+		t.Errorf("%d warnings", len(w))
 	}
 }
 
-// send writes raw bytes and returns all that comes back.
-func send(t *testing.T, client agentapi.Client, text string) string {
+func dial(t *testing.T, client agentapi.Client) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("unix", client.Socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = conn.Close() }()
+	t.Cleanup(func() { _ = conn.Close() }) // some tests have closed it
+	return conn
+}
+
+// send writes raw bytes and returns all that comes back.
+func send(t *testing.T, client agentapi.Client, text string) string {
+	t.Helper()
+	conn := dial(t, client)
 	if _, err := io.WriteString(conn, text); err != nil {
 		t.Fatal(err)
 	}
@@ -250,19 +318,34 @@ func TestNonsense(t *testing.T) {
 	}
 }
 
+func TestSilentClientsAreCutOff(t *testing.T) {
+	for name, said := range map[string]string{"nothing": "", "a part": `{"version"`} {
+		t.Run(name, func(t *testing.T) {
+			client, _ := serve(t, &pods{}) // whose RequestTimeout is far longer
+			silent := dial(t, client)
+			if _, err := io.WriteString(silent, said); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := silent.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+				t.Errorf("the silent client was not cut off: %d, %v", n, err)
+			}
+		})
+	}
+}
+
 func TestSilentClientsHoldNobodyUp(t *testing.T) {
-	p := &pods{}
-	client, _ := serve(t, p, func(c *pluginserver.Config) { c.MaxClients, c.RequestTimeout = 1, 50*time.Millisecond })
-	silent, err := net.Dial("unix", client.Socket)
-	if err != nil {
-		t.Fatal(err)
+	client, _ := serve(t, &pods{}, func(c *pluginserver.Config) { c.MaxClients = 2 })
+	var silent []net.Conn
+	for range 200 {
+		silent = append(silent, dial(t, client))
 	}
-	defer func() { _ = silent.Close() }()
-	if _, err := client.Call(t.Context(), agentapi.Request{Add: attachment()}); err != nil {
-		t.Errorf("behind a silent client: %v", err)
+	if answer, err := client.Call(t.Context(), agentapi.Request{Add: attachment()}); err != nil || answer.Error != nil {
+		t.Errorf("behind silent clients: %v, %v", answer.Error, err)
 	}
-	if n, err := silent.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
-		t.Errorf("the silent client was not cut off: %d, %v", n, err)
+	for i, c := range silent {
+		if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+			t.Errorf("silent client %d was not cut off: %d, %v", i, n, err)
+		}
 	}
 }
 
