@@ -1,29 +1,11 @@
-// Package manifests is a source of pods for a node without Kubernetes: a watched
-// directory of Pod and Namespace manifests, all of which are this node's.
-//
-// Files end in .yaml, .yml or .json and hold one or more documents; they are read
-// strictly, since a label that is spelt wrong would silently leave a pod in the
-// clear. Notifications only wake the reader: the whole directory is read again at
-// each, and every [Config.Poll] without one.
-//
-// # Failures it survives
-//
-//   - A file that does not parse, or that is empty because it is just being written:
-//     its last good version stays in force, and the problem is shown until it is
-//     mended. (A file cut off between two labels cannot be told from a whole one:
-//     replace files by a rename.)
-//   - A directory that is missing or cannot be read: what was known stays known.
-//   - No inotify instance left: the directory is polled.
-//   - One pod in two files: the file that sorts first has it, the other is refused
-//     and named.
 package manifests
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -31,8 +13,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/fsnotify/fsnotify"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 )
@@ -49,24 +29,22 @@ type Config struct {
 // A Dir knows the pods and namespaces of a directory of manifests.
 type Dir struct {
 	config Config
-	files  map[string]file // by name; owned by Run
+
+	// Run's own.
+	reader  reader
+	watcher *watcher
+	labels  map[string]intent.Namespace // by name: the last manifest that each had
 
 	mu      sync.Mutex
 	current content
 	synced  bool
 }
 
-// file is one file's last good version, and what is wrong with its present one.
-type file struct {
-	sum     [sha256.Size]byte
-	good    documents
-	problem string
-}
-
 // content is what the directory says.
 type content struct {
 	pods       map[key]intent.Pod
 	namespaces map[string]intent.Namespace
+	opaque     bool // a file has no good version: what is absent may be in it
 	problems   []string
 }
 
@@ -87,24 +65,26 @@ func New(c Config) (*Dir, error) {
 	if c.Poll <= 0 || c.Changed == nil || c.Logger == nil {
 		return nil, errors.New("cannot read pods from a directory: poll interval, callback and logger are needed")
 	}
-	return &Dir{config: c, files: map[string]file{}}, nil
+	return &Dir{
+		config:  c,
+		reader:  reader{path: c.Path, now: time.Now},
+		watcher: newWatcher(c.Path, c.Poll, c.Logger),
+		labels:  map[string]intent.Namespace{},
+	}, nil
 }
 
 // Run reads the directory until ctx is done.
 func (d *Dir) Run(ctx context.Context) error {
-	events, stop := d.watch()
-	defer stop()
 	poll := time.NewTicker(d.config.Poll)
 	defer poll.Stop()
-	for {
-		d.read()
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-poll.C:
-		case <-events:
+	defer d.watcher.close()
+	for h, more := (hint{poll: true}), true; more; h, more = d.watcher.wait(ctx, poll.C) {
+		if h.poll {
+			d.watcher.renew()
 		}
+		d.read(h)
 	}
+	return nil
 }
 
 // Synced reports whether the directory has been read.
@@ -114,8 +94,8 @@ func (d *Dir) Synced() bool {
 	return d.synced
 }
 
-// Lookup returns a pod and its namespace by name. A namespace without a manifest
-// has no labels.
+// Lookup returns a pod and its namespace by name, and whether both are known. A
+// namespace without a manifest has no labels, if that can be known.
 func (d *Dir) Lookup(namespace, name string) (intent.Pod, intent.Namespace, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -124,7 +104,7 @@ func (d *Dir) Lookup(namespace, name string) (intent.Pod, intent.Namespace, bool
 	if !known {
 		ns = intent.Namespace{Name: namespace}
 	}
-	return pod, ns, ok
+	return pod, ns, ok && (known || !d.current.opaque)
 }
 
 // Pods returns all pods, sorted by namespace and name.
@@ -148,34 +128,23 @@ func (d *Dir) Problems() []string {
 	return slices.Clone(d.current.problems)
 }
 
-// watch starts notifications; without them Run still polls.
-func (d *Dir) watch() (<-chan fsnotify.Event, func()) {
-	w, err := fsnotify.NewWatcher()
-	if err == nil {
-		if err = w.Add(d.config.Path); err == nil {
-			return w.Events, func() { _ = w.Close() }
-		}
-		_ = w.Close()
-	}
-	d.config.Logger.Warn("cannot watch the directory of manifests, polling it instead",
-		"path", d.config.Path, "every", d.config.Poll, "error", err)
-	return nil, func() {}
-}
-
 // read brings current up to date and says so if it is different.
-func (d *Dir) read() {
-	next, err := d.load()
-	if err != nil {
+func (d *Dir) read(h hint) {
+	err := d.reader.scan(h)
+	var next content
+	if err == nil {
+		next = d.assemble()
+	} else {
 		next = d.kept(err)
 	}
 	d.mu.Lock()
-	changed := !d.synced || !reflect.DeepEqual(d.current, next)
+	synced := d.synced || err == nil
+	changed := synced != d.synced || !reflect.DeepEqual(d.current, next)
 	fresh := newProblems(d.current.problems, next.problems)
-	d.current = next
-	d.synced = d.synced || err == nil
+	d.current, d.synced = next, synced
 	d.mu.Unlock()
 	for _, problem := range fresh {
-		d.config.Logger.Warn("a manifest is not used", "problem", problem)
+		d.config.Logger.Warn("the manifests have a problem", "problem", problem)
 	}
 	if changed {
 		d.config.Changed()
@@ -195,71 +164,29 @@ func newProblems(before, now []string) []string {
 	return slices.DeleteFunc(slices.Clone(now), func(p string) bool { return slices.Contains(before, p) })
 }
 
-// load reads all files.
-func (d *Dir) load() (content, error) {
-	entries, err := os.ReadDir(d.config.Path)
-	if err != nil {
-		return content{}, errors.Unwrap(err)
-	}
-	files := map[string]file{}
+// assemble makes one content of all files.
+func (d *Dir) assemble() content {
 	c := content{pods: map[key]intent.Pod{}, namespaces: map[string]intent.Namespace{}}
-	for _, entry := range entries { // sorted by name
-		if entry.IsDir() || !isManifest(entry.Name()) {
-			continue
+	for _, name := range slices.Sorted(maps.Keys(d.reader.files)) {
+		f := d.reader.files[name]
+		if f.good == nil {
+			c.opaque = true
 		}
-		f, present := d.loadFile(entry.Name())
-		if !present {
-			continue
+		if problem := f.problem(name); problem != "" {
+			c.problems = append(c.problems, problem)
 		}
-		files[entry.Name()] = f
-		if f.problem != "" {
-			c.problems = append(c.problems, f.problem)
+		if f.good != nil {
+			c.merge(name, f.good)
 		}
-		c.merge(entry.Name(), f.good)
 	}
-	d.files = files
-	return c, nil
-}
-
-// loadFile reads one file, if it is still there. Its last good version stays when
-// the present one is not good.
-func (d *Dir) loadFile(name string) (file, bool) {
-	old := d.files[name]
-	text, err := os.ReadFile(filepath.Join(d.config.Path, name))
-	if errors.Is(err, os.ErrNotExist) {
-		return file{}, false
-	}
-	if err != nil {
-		return file{sum: old.sum, good: old.good, problem: fmt.Sprintf("%s: cannot read it: %v", name, err)}, true
-	}
-	sum := sha256.Sum256(text)
-	if sum == old.sum {
-		return old, true
-	}
-	docs, err := parse(text)
-	if err != nil {
-		problem := fmt.Sprintf("%s: %v", name, err)
-		if !old.good.empty() {
-			problem += "; its last good version stays in force"
-		}
-		return file{sum: sum, good: old.good, problem: problem}, true
-	}
-	return file{sum: sum, good: docs}, true
-}
-
-func isManifest(name string) bool {
-	if strings.HasPrefix(name, ".") {
-		return false
-	}
-	switch filepath.Ext(name) {
-	case ".yaml", ".yml", ".json":
-		return true
-	}
-	return false
+	maps.Copy(d.labels, c.namespaces)
+	c.problems = append(c.problems, c.orphans(d.labels)...)
+	c.namespaces = maps.Clone(d.labels)
+	return c
 }
 
 // merge adds one file's documents; what another file has already is refused.
-func (c *content) merge(name string, docs documents) {
+func (c *content) merge(name string, docs *documents) {
 	for _, pod := range docs.pods {
 		k := key{pod.Namespace, pod.Name}
 		if _, taken := c.pods[k]; taken {
@@ -275,4 +202,21 @@ func (c *content) merge(name string, docs documents) {
 		}
 		c.namespaces[ns.Name] = ns
 	}
+}
+
+// orphans names the pods' namespaces that had a manifest and have none now.
+func (c *content) orphans(labels map[string]intent.Namespace) []string {
+	names := map[string]bool{}
+	for k := range c.pods {
+		_, had := labels[k.namespace]
+		if _, has := c.namespaces[k.namespace]; had && !has {
+			names[k.namespace] = true
+		}
+	}
+	var problems []string
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		problems = append(problems, fmt.Sprintf("namespace %s has no manifest any more; its last labels stay in force; "+
+			"write one without the label to release its pods", name))
+	}
+	return problems
 }

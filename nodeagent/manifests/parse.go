@@ -22,8 +22,6 @@ type documents struct {
 	namespaces []intent.Namespace
 }
 
-func (d documents) empty() bool { return len(d.pods)+len(d.namespaces) == 0 }
-
 // parse reads a file's documents: all of them, or none.
 func parse(text []byte) (documents, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
