@@ -24,7 +24,15 @@ import (
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 46) }
+func TestMain(m *testing.M) {
+	if path := os.Getenv(dialVariable); path != "" {
+		if err := dialForTest(path); err != nil {
+			panic(fmt.Errorf("cannot dial for a test: %w", err))
+		}
+		return
+	}
+	netlab.Main(m, 62)
+}
 
 // patience is how long a test waits for what must happen.
 const patience = 20 * time.Second
@@ -58,9 +66,15 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// start runs a Server whose time-outs are too long to matter, unless change says
-// otherwise. Its end must leave no goroutine and no descriptor behind.
+// start runs a Server whose time-outs are too long, and pauses too short, to
+// matter, unless change says otherwise. Its end must leave no goroutine and no
+// descriptor behind.
 func start(t *testing.T, change func(*Config)) *link {
+	t.Helper()
+	return startWith(t, change, func(s *Server) { s.conducts.first, s.conducts.most = time.Millisecond, time.Millisecond })
+}
+
+func startWith(t *testing.T, change func(*Config), set func(*Server)) *link {
 	t.Helper()
 	ignore := goleak.IgnoreCurrent()
 	fds := openFDs(t)
@@ -84,6 +98,7 @@ func start(t *testing.T, change func(*Config)) *link {
 	if err != nil {
 		t.Fatal(err)
 	}
+	set(server)
 	l.Server = server
 	ctx, cancel := context.WithCancel(context.Background())
 	result := make(chan error, 1)
@@ -178,8 +193,12 @@ func (l *link) verdict(uid, want string) {
 
 func summary(v Verdict) string {
 	s := string(v.State)
-	if v.Proxy != "" {
-		s += " by " + strings.Replace(v.Proxy, fmt.Sprintf("pid %d", os.Getpid()), "us", 1)
+	switch v.Proxy {
+	case "":
+	case fmt.Sprintf("pid %d", os.Getpid()):
+		s += " by us"
+	default:
+		s += " by " + v.Proxy
 	}
 	if v.Text != "" {
 		s += ": " + v.Text
@@ -257,16 +276,21 @@ func (p *proxy) hello() *proxy {
 // dialSynced is a proxy that has acked its snapshot.
 func (l *link) dialSynced() *proxy {
 	l.t.Helper()
-	p := l.dial().hello()
+	p := l.dial().hello().sync()
+	l.idle()
+	return p
+}
+
+// sync acks all there is up to the snapshot's end.
+func (p *proxy) sync() *proxy {
+	p.t.Helper()
 	for {
 		r := p.receive()
 		p.ack()
 		if r == "snapshot" {
-			break
+			return p
 		}
 	}
-	l.idle()
-	return p
 }
 
 func (p *proxy) send(m proto.Message) {
@@ -309,6 +333,8 @@ func (p *proxy) tryReceive() (string, error) {
 		return fmt.Sprintf("add %s %s/%s %s", r.GetAdd().Uid, i.GetNamespace(), i.GetName(), i.GetServiceAccount()), nil
 	case r.GetDel() != nil:
 		return "del " + r.GetDel().Uid, nil
+	case r.GetKeep() != nil:
+		return "keep " + r.GetKeep().Uid, nil
 	case r.GetSnapshotSent() != nil:
 		return "snapshot", nil
 	}

@@ -15,6 +15,7 @@ const (
 	endAckTimeout   = "ack_timeout"
 	endProtocol     = "protocol"
 	endRefused      = "refused"
+	endFlood        = "flood"
 	endShutdown     = "shutdown"
 	endError        = "error"
 )
@@ -40,13 +41,14 @@ type metrics struct {
 	requests *prometheus.CounterVec
 	answers  *prometheus.HistogramVec
 	ends     *prometheus.CounterVec
+	rebound  prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		sessions: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "fairlead_proxy_sessions",
-			Help: "Connections of node proxies, by state: hello, snapshot, synced.",
+			Help: "Connections of node proxies, by state: held, hello, snapshot, synced.",
 		}, []string{"state"}),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_proxy_requests_total",
@@ -61,13 +63,17 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Name: "fairlead_proxy_connections_ended_total",
 			Help: "Connections of node proxies that ended, by reason.",
 		}, []string{"reason"}),
+		rebound: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "fairlead_proxy_socket_rebound_total",
+			Help: "Times that the socket proxies dial was removed or replaced, and bound again.",
+		}),
 	}
-	for _, c := range []prometheus.Collector{m.sessions, m.requests, m.answers, m.ends} {
+	for _, c := range []prometheus.Collector{m.sessions, m.requests, m.answers, m.ends, m.rebound} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("cannot register the proxy link's metrics: %w", err)
 		}
 	}
-	for _, state := range []SessionState{Hello, Snapshot, Synced} {
+	for _, state := range []SessionState{Held, Hello, Snapshot, Synced} {
 		m.sessions.WithLabelValues(string(state))
 	}
 	return m, nil

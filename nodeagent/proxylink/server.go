@@ -3,14 +3,14 @@
 // namespace, and keeps what each answered. Any number of proxies may be
 // connected: two are while one replaces the other.
 //
-// It is level-based: Announce and Withdraw change what is desired, one goroutine
-// per session brings its proxy there, and Verdict says how far that is. None of
-// them waits for a proxy.
+// It is level-based: Announce, Keep and Withdraw change what is desired, one
+// goroutine per session brings its proxy there, and Verdict says how far that is.
+// None of them waits for a proxy.
 //
 // A proxy answers requests in order and without ids. So a session has one request
 // in flight, and an answer that comes too late or without a request ends it: the
 // proxy dials again and is told everything anew. No Del is sent before the proxy
-// has acked its snapshot.
+// has acked its snapshot, and no Keep after that.
 //
 // # Failures it survives
 //
@@ -18,7 +18,13 @@
 //     early, that attaches files, stops reading, or dies at any point: its session
 //     ends, the others and the workloads go on.
 //   - A proxy that does not answer in time: the late answer is never taken for the
-//     next request's.
+//     next request's. A workload on which two connections ended that way is sent
+//     after all others.
+//   - A process whose connections end badly again and again, and which dials again
+//     at once: it is kept waiting, 1 s and then longer, up to 30 s. One that had
+//     acked its snapshot and closes is served at once when it is back.
+//   - A flood of connections: of those that have not said hello, so many are left
+//     open of one process and in all, and the log tells of them now and then.
 //   - A workload that cannot be sent (its namespace is closed, its name too long)
 //     or that a proxy nacks: that workload's verdict says so, no other's changes.
 //   - A withdrawal that races an Add in flight or a snapshot: a Del follows, also
@@ -27,20 +33,18 @@
 //     snapshot stops what it does not name.
 //   - A process of another user that connects: refused.
 //   - No file descriptor to accept a connection with: said, and tried again.
+//   - A socket file, or its directory, that is removed or replaced: bound again
+//     within a second, and the connections there are go on.
 //   - A second agent on the node: kept out by [Lock].
 package proxylink
 
 import (
-	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
 
 // Config of a Server. Path, Changed, Logger and Registerer are required.
@@ -78,6 +82,8 @@ type Server struct {
 	accepted uint64     // sessions so far
 	sessions []*session // oldest first
 	lonely   time.Time  // since when there has been no session past its hello
+	conducts conducts
+	watch    time.Duration // between two looks at the socket
 }
 
 // New checks cfg and starts nothing.
@@ -109,107 +115,9 @@ func New(cfg Config) (*Server, error) {
 	}
 	return &Server{
 		cfg: cfg, log: cfg.Logger, metrics: m,
-		desired: map[string]*announcement{}, lonely: time.Now(),
+		desired: map[string]*announcement{}, lonely: time.Now(), watch: watchInterval,
+		conducts: conducts{first: firstHold, most: mostHold, of: map[int32]*conduct{}},
 	}, nil
-}
-
-// Run serves proxies until ctx is done, once. It fails only if it cannot listen.
-func (s *Server) Run(ctx context.Context) error {
-	listener, err := ztunnelproto.Listen(s.cfg.Path)
-	if err != nil {
-		return err
-	}
-	// An error of Close changes nothing: the process is about to end.
-	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
-	defer func() { _ = listener.Close() }()
-
-	var sessions sync.WaitGroup
-	defer sessions.Wait()
-	for {
-		conn, err := listener.Accept()
-		if ctx.Err() != nil {
-			if err == nil {
-				_ = conn.Close()
-			}
-			return nil
-		}
-		if err != nil {
-			s.log.Error("cannot accept proxies, trying again", "error", err, "in", acceptPause)
-			pause(ctx)
-			continue
-		}
-		if c := s.admit(conn); c != nil {
-			sessions.Go(func() { s.serve(ctx, c) })
-		}
-	}
-}
-
-// acceptPause gives the process time to get file descriptors back.
-const acceptPause = time.Second
-
-func pause(ctx context.Context) {
-	timer := time.NewTimer(acceptPause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
-// admit makes a session of a connection, or closes it.
-func (s *Server) admit(conn *ztunnelproto.Conn) *session {
-	peer, err := conn.Peer()
-	if err == nil && !slices.Contains(s.cfg.AllowedUIDs, peer.UID) {
-		err = errors.New("its user may not: only root's processes may be proxies, unless the configuration allows others")
-	}
-	if err != nil {
-		s.log.Warn("connection refused", "pid", peer.PID, "uid", peer.UID, "error", err)
-		s.metrics.ended(endRefused)
-		_ = conn.Close() // it has carried nothing
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.accepted++
-	c := &session{
-		id: s.accepted, peer: peer, conn: conn, server: s, state: Hello, since: time.Now(),
-		log:     s.log.With("session", s.accepted, "pid", peer.PID),
-		records: map[string]*record{},
-	}
-	s.sessions = append(s.sessions, c)
-	s.metrics.entered(Hello)
-	return c
-}
-
-// serve runs a session to its end and forgets it.
-func (s *Server) serve(ctx context.Context, c *session) {
-	stop := context.AfterFunc(ctx, func() { _ = c.conn.Close() })
-	err := c.run()
-	stop()
-	_ = c.conn.Close() // whatever it was, the session is over
-	reason := reasonOf(err)
-	if ctx.Err() != nil {
-		reason = endShutdown
-	}
-	s.metrics.ended(reason)
-	if state := s.forget(c); state == Hello {
-		c.log.Warn("connection ended before its hello", "reason", reason, "error", err)
-		return
-	}
-	c.log.Info("proxy gone", "reason", reason, "error", err)
-	s.cfg.Changed("")
-}
-
-func (s *Server) forget(c *session) SessionState {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sessions = slices.DeleteFunc(s.sessions, func(o *session) bool { return o == c })
-	s.metrics.left(c.state)
-	connected := func(o *session) bool { return o.state != Hello }
-	if connected(c) && !slices.ContainsFunc(s.sessions, connected) {
-		s.lonely = time.Now()
-	}
-	return c.state
 }
 
 // Open lets Adds and snapshots out: the node's pods are known. Until then proxies

@@ -81,11 +81,13 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	want := map[string]float64{
+		"fairlead_proxy_sessions held":                      0,
 		"fairlead_proxy_sessions hello":                     0,
 		"fairlead_proxy_sessions snapshot":                  0,
 		"fairlead_proxy_sessions synced":                    1,
 		"fairlead_proxy_requests_total add nacked":          1,
 		"fairlead_proxy_requests_total snapshot_sent acked": 1,
+		"fairlead_proxy_socket_rebound_total":               0,
 		"fairlead_proxy_answer_seconds add":                 1,
 		"fairlead_proxy_answer_seconds snapshot_sent":       1,
 	}

@@ -19,15 +19,19 @@ type SessionState string
 
 // The states of a session, in order.
 const (
+	Held     SessionState = "held"     // kept waiting: connections of its process ended badly
 	Hello    SessionState = "hello"    // connected, and has not said hello
 	Snapshot SessionState = "snapshot" // has not acked its snapshot: it may wait for Open
 	Synced   SessionState = "synced"
 )
 
-var errClosed = errors.New("the proxy closed the connection")
+var (
+	errClosed = errors.New("the proxy closed the connection")
+	errFlood  = errors.New("too many connections were open that had not said hello")
+)
 
-// session is one proxy's connection. One goroutine runs it; the fields in the
-// second block are the server's lock's.
+// session is one process's connection. One goroutine runs it; the fields in the
+// third block are the server's lock's.
 type session struct {
 	id     uint64
 	peer   ztunnelproto.Credentials
@@ -35,12 +39,20 @@ type session struct {
 	server *Server
 	log    *slog.Logger
 
+	until time.Time // it is held
+	why   string    // it is
+
 	state   SessionState
 	since   time.Time // of state
 	records map[string]*record
 	todo    queue
-	idle    bool // waits in idleReceive, until its read deadline wakes it
+	last    queue // what is suspect: to do when there is nothing else to do
+	idle    bool  // waits in idleReceive, until its read deadline wakes it
+	cut     bool  // closed, since there are too many like it
 }
+
+// connected says whether a proxy is there, and not just somebody who dialled.
+func (c *session) connected() bool { return c.state == Snapshot || c.state == Synced }
 
 // enter moves the session on to state.
 func (c *session) enter(state SessionState) {
@@ -63,6 +75,9 @@ func (c *session) wake() {
 
 // run does what the session has to do until it ends, and returns why.
 func (c *session) run() error {
+	if err := c.hold(); err != nil {
+		return err
+	}
 	if err := c.hello(); err != nil {
 		return err
 	}
@@ -85,6 +100,26 @@ func (c *session) run() error {
 			return err
 		}
 	}
+}
+
+// hold keeps a process waiting that has behaved badly, unless it goes.
+func (c *session) hold() error {
+	if c.until.IsZero() {
+		return nil
+	}
+	if err := c.conn.SetReadDeadline(c.until); err != nil {
+		return ended(endError, err)
+	}
+	switch err := c.conn.WaitHangup(); {
+	case err == nil:
+		return ended(endClosed, errClosed)
+	case !errors.Is(err, os.ErrDeadlineExceeded):
+		return ended(endError, err)
+	}
+	c.server.mu.Lock()
+	defer c.server.mu.Unlock()
+	c.enter(Hello)
+	return nil
 }
 
 func (c *session) hello() error {
@@ -146,6 +181,12 @@ func (c *session) do(r *request) error {
 	state, text, err := c.exchange(r)
 	if err != nil {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.server.mu.Lock()
+			suspect := c.timedOut(r)
+			c.server.mu.Unlock()
+			if suspect {
+				c.log.Warn("two connections have ended for want of an answer to this request: proxies are told of other workloads first", "request", r.String())
+			}
 			err = ended(endAckTimeout, fmt.Errorf("no answer to %s within %v", r, c.server.cfg.AckTimeout))
 		}
 		return err
@@ -169,8 +210,8 @@ func (r *request) String() string {
 	switch r.kind {
 	case kindAdd:
 		return fmt.Sprintf("add of %s/%s (%s)", r.workload.Namespace, r.workload.Name, r.uid)
-	case kindDel:
-		return "del of " + r.uid
+	case kindKeep, kindDel:
+		return r.kind + " of " + r.uid
 	}
 	return "snapshot"
 }

@@ -11,14 +11,15 @@ type State string
 
 // The states. NoProxy and Gone are a verdict's only.
 const (
-	NoProxy     State = "noProxy"     // announced, and no proxy is connected
+	NoProxy     State = "noProxy"     // desired, and no proxy is connected
 	Queued      State = "queued"      // announced, and not sent: others are before it
 	Waiting     State = "waiting"     // sent, and not answered
 	Acked       State = "acked"       // served
 	Nacked      State = "nacked"      // refused; the proxy keeps trying until it is withdrawn
 	Unsent      State = "unsent"      // it could not be sent, by the agent's fault or the workload's
+	Kept        State = "kept"        // named by a Keep alone: whether a proxy has it is not known
 	Withdrawing State = "withdrawing" // withdrawn, and the Del is not acked
-	Gone        State = "gone"        // no connected proxy has it, or it never was announced
+	Gone        State = "gone"        // no connected proxy was told of it and not told otherwise
 )
 
 // Ack is one session's state of a workload.
@@ -34,7 +35,7 @@ type Ack struct {
 type Verdict struct {
 	State State
 	Proxy string // which decided, if one did: "pid 123"
-	Text  string
+	Text  string // why it is Nacked or Unsent, or why a process that dialled is no proxy yet
 	// Since is when the State began: a workload that is Queued was announced then,
 	// one that is Waiting was sent then.
 	Since time.Time
@@ -53,6 +54,9 @@ type Verdict struct {
 // it had, and if no session has acked its snapshot: the proxy, one request after
 // the other, owes that workload no answer yet. A queue moves, or its session ends
 // with AckTimeout.
+//
+// Of a workload that is Kept no proxy decides: a proxy acks the Keep of what it
+// does not have, too.
 func (s *Server) Verdict(uid string) Verdict {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,8 +69,10 @@ func (s *Server) Verdict(uid string) Verdict {
 	}
 	v := Verdict{State: Gone}
 	switch {
-	case want != nil && len(voices) == 0:
-		v.State, v.Since = NoProxy, later(want.at, s.lonely)
+	case want != nil && !slices.ContainsFunc(s.sessions, (*session).connected):
+		v.State, v.Since, v.Text = NoProxy, later(want.at, s.lonely), s.held()
+	case want != nil && want.keep:
+		v.State, v.Since = Kept, want.at
 	case want != nil:
 		v = decide(voices, want.at, time.Now(), s.cfg.AckPreference)
 	case len(voices) > 0:
@@ -79,6 +85,16 @@ func (s *Server) Verdict(uid string) Verdict {
 		v.Acks = append(v.Acks, voice.Ack)
 	}
 	return v
+}
+
+// held tells of the newest connection that is kept waiting.
+func (s *Server) held() string {
+	for _, c := range slices.Backward(s.sessions) {
+		if c.state == Held {
+			return fmt.Sprintf("pid %d is kept waiting until %s, since %s", c.peer.PID, c.until.Format(time.TimeOnly), c.why)
+		}
+	}
+	return ""
 }
 
 // voice is an Ack and how much it counts.
@@ -95,11 +111,11 @@ func (c *session) voice(uid string, want *announcement) (voice, bool) {
 		synced: c.state == Synced, since: c.since,
 	}
 	switch r := c.records[uid]; {
-	case c.state == Hello:
+	case !c.connected():
 		return v, false
 	case r != nil && !r.withdrawn.IsZero():
 		v.State, v.At = Withdrawing, r.withdrawn
-	case want == nil:
+	case want == nil || want.keep && r == nil && c.state == Synced:
 		return v, false
 	case r != nil && r.announced == want:
 		v.State, v.Text, v.At = r.state, r.text, r.at
@@ -151,6 +167,9 @@ type SessionInfo struct {
 	State SessionState
 	Since time.Time // it is in State
 	Acked int       // workloads it serves
+	// Text says why it is Held, and Until for how long.
+	Text  string
+	Until time.Time
 }
 
 // Sessions lists the connected proxies, newest first.
@@ -160,6 +179,9 @@ func (s *Server) Sessions() []SessionInfo {
 	var infos []SessionInfo
 	for _, session := range slices.Backward(s.sessions) {
 		info := SessionInfo{ID: session.id, PID: session.peer.PID, State: session.state, Since: session.since}
+		if session.state == Held {
+			info.Text, info.Until = session.why, session.until
+		}
 		for _, r := range session.records {
 			if r.state == Acked && r.withdrawn.IsZero() {
 				info.Acked++

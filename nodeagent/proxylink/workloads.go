@@ -18,13 +18,19 @@ type Workload struct {
 	Netns *netns.Handle
 }
 
-// announcement is a workload that is desired, from its Announce to the Withdraw
-// or to an Announce with another Handle.
+// announcement is a workload that is desired, from its Announce or Keep to the
+// Withdraw or to an Announce with another Handle.
 type announcement struct {
 	Workload
-	number uint64
-	at     time.Time
+	keep     bool // its namespace is not known
+	number   uint64
+	at       time.Time
+	timeouts int // sessions that ended without an answer to it
 }
+
+// suspect says whether proxies seem to hang on the workload, so that others should
+// be told of before it.
+func (a *announcement) suspect() bool { return a != nil && a.timeouts >= 2 }
 
 // Announce makes w desired, by every session now and to come. Announced again
 // with the same Handle nothing is sent anew, not even after a nack: for that,
@@ -33,13 +39,31 @@ type announcement struct {
 func (s *Server) Announce(w Workload) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if old := s.desired[w.UID]; old != nil && old.Netns == w.Netns {
+	if old := s.desired[w.UID]; old != nil && !old.keep && old.Netns == w.Netns {
 		return
 	}
+	s.want(&announcement{Workload: w})
+}
+
+// Keep makes uid desired while its namespace is not known: snapshots name it by a
+// Keep, so that a proxy that has it from an earlier connection goes on with it. A
+// proxy that has acked its snapshot is not told: it has stopped the workload, or
+// never had it. What is announced already stays so, and an Announce to come takes
+// the Keep's place.
+func (s *Server) Keep(uid string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.desired[uid] == nil {
+		s.want(&announcement{Workload: Workload{UID: uid}, keep: true})
+	}
+}
+
+func (s *Server) want(a *announcement) {
 	s.numbered++
-	s.desired[w.UID] = &announcement{Workload: w, number: s.numbered, at: time.Now()}
+	a.number, a.at = s.numbered, time.Now()
+	s.desired[a.UID] = a
 	for _, c := range s.sessions {
-		c.todo.push(w.UID)
+		c.push(a.UID)
 		c.wake()
 	}
 }
@@ -57,7 +81,7 @@ func (s *Server) Withdraw(uid string) {
 			delete(c.records, uid)
 		default:
 			r.withdrawn = time.Now()
-			c.todo.push(uid)
+			c.push(uid)
 			c.wake()
 		}
 	}
@@ -67,7 +91,7 @@ func (s *Server) Withdraw(uid string) {
 type record struct {
 	announced *announcement // the one sent last, or tried to
 	held      bool          // the proxy may have it, acked or not: owed a Del
-	state     State         // Waiting, Acked, Nacked, Unsent
+	state     State         // Waiting, Acked, Nacked, Unsent, Kept
 	text      string
 	at        time.Time // of state
 	withdrawn time.Time // zero: it is not
@@ -76,15 +100,16 @@ type record struct {
 // request is one thing for a session to do.
 type request struct {
 	kind     string
-	workload *announcement // of an Add
-	uid      string        // of an Add or Del
-	held     bool          // of an Add: the proxy may have had the workload before
+	workload *announcement // of an Add or Keep
+	uid      string        // of an Add, Keep or Del
+	held     bool          // of an Add or Keep: the proxy may have had the workload before
 	decides  bool          // of an Add: to a session that may decide on the workload
 	message  *ztunnelproto.WorkloadRequest
 }
 
 const (
 	kindAdd      = "add"
+	kindKeep     = "keep"
 	kindDel      = "del"
 	kindSnapshot = "snapshot_sent"
 )
@@ -93,7 +118,7 @@ const (
 // server's lock is held, here and below.
 func (c *session) next() *request {
 	if c.server.open {
-		for uid, ok := c.todo.pop(); ok; uid, ok = c.todo.pop() {
+		for uid, ok := c.pop(); ok; uid, ok = c.pop() {
 			if r := c.about(uid); r != nil {
 				return r
 			}
@@ -114,18 +139,24 @@ func (c *session) about(uid string) *request {
 	if r != nil && !r.withdrawn.IsZero() {
 		return c.del(uid)
 	}
-	if want == nil || r != nil && r.announced == want {
+	// A Keep after SnapshotSent would end the proxy's process.
+	if want == nil || r != nil && r.announced == want || want.keep && c.state != Snapshot {
 		return nil
 	}
 	c.records[uid] = &record{announced: want, held: true, state: Waiting, at: time.Now()}
-	return &request{kind: kindAdd, workload: want, uid: uid, held: r != nil && r.held, decides: c.state == Synced, message: &ztunnelproto.WorkloadRequest{
-		Payload: &ztunnelproto.WorkloadRequest_Add{Add: &ztunnelproto.AddWorkload{
-			Uid: uid,
-			WorkloadInfo: &ztunnelproto.WorkloadInfo{
-				Name: want.Name, Namespace: want.Namespace, ServiceAccount: want.ServiceAccount,
-			},
-		}},
-	}}
+	q := &request{kind: kindAdd, workload: want, uid: uid, held: r != nil && r.held, decides: c.state == Synced}
+	if want.keep {
+		q.kind = kindKeep
+		q.message = &ztunnelproto.WorkloadRequest{Payload: &ztunnelproto.WorkloadRequest_Keep{Keep: &ztunnelproto.KeepWorkload{Uid: uid}}}
+		return q
+	}
+	q.message = &ztunnelproto.WorkloadRequest{Payload: &ztunnelproto.WorkloadRequest_Add{Add: &ztunnelproto.AddWorkload{
+		Uid: uid,
+		WorkloadInfo: &ztunnelproto.WorkloadInfo{
+			Name: want.Name, Namespace: want.Namespace, ServiceAccount: want.ServiceAccount,
+		},
+	}}}
+	return q
 }
 
 // del is nothing until the snapshot is acked: answered makes up for it.
@@ -138,33 +169,63 @@ func (c *session) del(uid string) *request {
 	}}
 }
 
-// helloSaid starts the snapshot: everything desired, in the order announced.
+// helloSaid starts the snapshot: everything desired, in the order announced, with
+// what is suspect last.
 func (c *session) helloSaid() {
 	c.enter(Snapshot)
 	byNumber := func(a, b *announcement) int { return cmp.Compare(a.number, b.number) }
 	for _, a := range slices.SortedFunc(maps.Values(c.server.desired), byNumber) {
-		c.todo.push(a.UID)
+		c.push(a.UID)
 	}
+}
+
+func (c *session) push(uid string) {
+	if c.server.desired[uid].suspect() {
+		c.last.push(uid)
+		return
+	}
+	c.todo.push(uid)
+}
+
+func (c *session) pop() (uid string, ok bool) {
+	if uid, ok = c.todo.pop(); ok {
+		return uid, true
+	}
+	return c.last.pop()
+}
+
+// timedOut counts an answer that did not come against the workload, and says
+// whether that has made it suspect.
+func (c *session) timedOut(r *request) bool {
+	if r.workload == nil {
+		return false
+	}
+	before := r.workload.suspect()
+	r.workload.timeouts++
+	return !before && r.workload.suspect()
 }
 
 // answered records what became of r: it was acked, or state and text say why not.
 func (c *session) answered(r *request, state State, text string) {
 	switch r.kind {
-	case kindAdd:
+	case kindAdd, kindKeep:
 		rec := c.records[r.uid]
 		rec.state, rec.text, rec.at = state, text, time.Now()
+		if r.kind == kindKeep && state == Acked {
+			rec.state = Kept
+		}
 		rec.held = r.held || state != Unsent
 		if !rec.held && !rec.withdrawn.IsZero() {
 			delete(c.records, r.uid)
 		}
 	case kindDel:
 		delete(c.records, r.uid)
-		c.todo.push(r.uid) // it may be desired again
+		c.push(r.uid) // it may be desired again
 	case kindSnapshot:
 		c.enter(Synced)
 		for _, uid := range slices.Sorted(maps.Keys(c.records)) {
 			if !c.records[uid].withdrawn.IsZero() {
-				c.todo.push(uid)
+				c.push(uid)
 			}
 		}
 	}
