@@ -54,6 +54,20 @@ func (f Form) String() string {
 	return fmt.Sprintf("form(%d)", uint8(f))
 }
 
+// MarshalText gives String's form, to be written down.
+func (f Form) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+// UnmarshalText reads MarshalText's form.
+func (f *Form) UnmarshalText(text []byte) error {
+	for form := range FormFull + 1 {
+		if form.String() == string(text) {
+			*f = form
+			return nil
+		}
+	}
+	return fmt.Errorf("there is no form %q", text)
+}
+
 // CheckInterface says why a name cannot be the name of a virtual interface, or nil.
 //
 // Wildcards are refused, not taken literally: a name that can match nothing would leave the traffic out in silence.

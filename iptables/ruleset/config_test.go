@@ -136,3 +136,20 @@ func FuzzBuild(f *testing.F) {
 		}
 	})
 }
+
+func TestFormText(t *testing.T) {
+	for _, form := range []Form{0, FormMarks, FormSYN, FormFull} {
+		text, err := form.MarshalText()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back Form
+		if err := back.UnmarshalText(text); err != nil || back != form {
+			t.Errorf("%s is read back as %s, %v", text, back, err)
+		}
+	}
+	form := FormSYN
+	if err := form.UnmarshalText([]byte("most")); err == nil || form != FormSYN {
+		t.Errorf("an unknown form is read as %s, %v", form, err)
+	}
+}

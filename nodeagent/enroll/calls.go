@@ -139,12 +139,15 @@ func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 		p.check(c, out)
 	}
 	p.settle(ctx, &out)
+	p.remember()
 	answers := p.answers
 	p.answers = nil
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.busy, uid)
+	delete(r.adopting, uid)
+	r.looked()
 	p.publish(out)
 	for _, a := range answers {
 		a.call.answer <- a.err
@@ -198,7 +201,7 @@ func (p *pod) check(c *call, out outcome) {
 
 // begin makes c the ADD that waits for the outcome.
 func (p *pod) begin(c *call) {
-	p.adding = c
+	p.adding, p.orphan = c, false
 	p.waiting = waiting{}
 }
 

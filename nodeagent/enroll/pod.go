@@ -23,6 +23,7 @@ type pod struct {
 	report status.Pod // guarded by Reconciler.mu
 
 	answers []answer // to the calls taken in this turn; the worker's
+	written []byte   // the record as it was written last; the worker's
 	progress
 }
 
@@ -39,9 +40,10 @@ type progress struct {
 
 	place  sandbox.Place
 	found  bool   // place is known
-	kernel Kernel // nil: the namespace is not open, and nothing of ours is in it
+	kernel Kernel // nil: the namespace is not open
 
 	// What has been done, in the order of a capture.
+	touched   bool           // something of ours may be in the namespace
 	applied   ruleset.Config // what was put in place last; Form 0: nothing of ours
 	verified  bool           // and was seen to be there after that
 	older     bool           // there may be connections that are older than the redirects
@@ -57,6 +59,9 @@ type progress struct {
 
 	releasing   time.Time // since when redirects are flushed; zero: not being released
 	withdrawing time.Time // since when no proxy should have it any more
+
+	resumed bool // adopted, and had no turn yet
+	orphan  bool // adopted in the middle of its ADD
 
 	refusals int       // by the proxy, in a row
 	refusal  string    // the last one's words
@@ -119,6 +124,12 @@ func (p *pod) towards(ctx context.Context) outcome {
 	if err := p.find(); err != nil && (p.decision.Capture || errors.Is(err, sandbox.ErrNotAPods)) {
 		return p.notOpened(err)
 	}
+	if p.orphan {
+		return p.orphaned()
+	}
+	if err := p.resume(); err != nil {
+		return p.notOpened(err)
+	}
 	if p.decision.Capture {
 		return p.capture(ctx)
 	}
@@ -130,7 +141,7 @@ func (p *pod) towards(ctx context.Context) outcome {
 func (p *pod) look() {
 	object, namespace, ok := p.r.config.Source.Lookup(p.attachment.Namespace, p.attachment.Name)
 	if !ok || !object.Is(p.uid) {
-		p.gone = p.known
+		p.gone = p.known && p.r.config.Source.Synced()
 		return
 	}
 	p.object, p.known, p.gone = object, true, false
@@ -203,7 +214,7 @@ func (p *pod) drop() {
 // what cannot be removed from it is left.
 func (p *pod) undo(ctx context.Context) {
 	p.withdraw()
-	if p.kernel != nil {
+	if p.touched && p.open() == nil {
 		if err := p.kernel.Remove(ctx); err != nil {
 			p.r.config.Logger.Debug("cannot clean the namespace of a pod that does not start", "pod", p.name(), "error", err)
 		}

@@ -22,6 +22,8 @@ import (
 
 // A Source knows the node's pods.
 type Source interface {
+	// Synced reports whether all of the node's pods are known.
+	Synced() bool
 	Lookup(namespace, name string) (intent.Pod, intent.Namespace, bool)
 	Pods() []intent.Pod
 }
@@ -61,6 +63,7 @@ type Config struct {
 	Policy  intent.Policy
 	Source  Source
 	Proxies Proxies
+	Records Records
 	// Find looks which namespace it is that the runtime has named by its path.
 	Find func(path string) (sandbox.Place, error)
 	// Gone says whether the namespace is not there any more.
@@ -86,6 +89,9 @@ type Config struct {
 type Reconciler struct {
 	config  Config
 	stopped chan struct{} // closed when Run is over
+	adopted chan struct{} // closed when the pods on record have been looked at
+
+	adoptedOnce sync.Once
 
 	mu    sync.Mutex
 	queue workqueue.TypedDelayingInterface[string] // nil unless Run runs
@@ -93,18 +99,20 @@ type Reconciler struct {
 	seen  map[string]time.Time                     // when a pod that it has not told us of was first seen, by name
 	busy  map[string]time.Time                     // since when a pod holds a worker
 	beat  time.Time                                // when a worker last was free
+
+	adopting map[string]bool // adopted pods that have not had a turn
 }
 
 // New validates the configuration.
 func New(c Config) (*Reconciler, error) {
-	if c.Source == nil || c.Proxies == nil || c.Find == nil || c.Gone == nil || c.Open == nil || c.Metrics == nil || c.Logger == nil {
+	if c.Source == nil || c.Proxies == nil || c.Records == nil || c.Find == nil || c.Gone == nil || c.Open == nil || c.Metrics == nil || c.Logger == nil {
 		return nil, errors.New("cannot reconcile pods: a part of the configuration is missing")
 	}
 	if c.Workers < 1 || c.SweepInterval <= 0 {
 		return nil, fmt.Errorf("cannot reconcile pods: %d workers, sweep every %s", c.Workers, c.SweepInterval)
 	}
 	return &Reconciler{
-		config: c, stopped: make(chan struct{}),
+		config: c, stopped: make(chan struct{}), adopted: make(chan struct{}), adopting: map[string]bool{},
 		pods: map[string]*pod{}, busy: map[string]time.Time{}, seen: map[string]time.Time{},
 	}, nil
 }
@@ -120,7 +128,11 @@ const (
 func (r *Reconciler) Run(ctx context.Context) error {
 	queue := workqueue.NewTypedDelayingQueue[string]()
 	r.mu.Lock()
+	r.adopt()
 	r.queue, r.beat = queue, time.Now()
+	for uid := range r.pods {
+		queue.Add(uid)
+	}
 	r.mu.Unlock()
 	defer r.close()
 

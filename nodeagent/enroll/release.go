@@ -18,8 +18,12 @@ const drainPoll = 100 * time.Millisecond
 // with the namespace still held, and is tried again.
 func (p *pod) release(ctx context.Context) outcome {
 	done := outcome{state: status.NotCaptured, reason: status.Reason(p.decision.Reason), message: p.decision.Message}
-	if p.kernel == nil {
+	if !p.touched {
+		p.letGo()
 		return done
+	}
+	if err := p.open(); err != nil {
+		return p.notOpened(err)
 	}
 	if p.decision.Reason == intent.Terminated {
 		return p.over(ctx, done)
@@ -71,6 +75,7 @@ func (p *pod) drain(ctx context.Context) (bool, outcome) {
 	if p.releasing.IsZero() {
 		marks := p.applied // the label that is gone has taken its annotations' effect with it
 		marks.Form = ruleset.FormMarks
+		p.older = true // what is opened from now on, should the label come back
 		if err := p.apply(ctx, marks); err != nil {
 			return false, p.refused(err)
 		}

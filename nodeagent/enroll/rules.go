@@ -20,13 +20,17 @@ func (p *pod) want(form ruleset.Form) ruleset.Config {
 }
 
 // apply puts routes and rules in place. The rules come last and at once: when it
-// fails they are as they were, as far as is known.
+// fails they are as they were, as far as is known. What it sets out to do is on
+// record before it is done.
 func (p *pod) apply(ctx context.Context, want ruleset.Config) error {
-	p.verified = false
+	before := p.applied
+	p.applied, p.touched, p.verified = want, true, false
+	p.remember()
 	if err := p.kernel.Apply(ctx, want); err != nil {
+		p.applied = before
 		return err
 	}
-	p.applied, p.verified, p.checked = want, true, time.Now()
+	p.verified, p.checked = true, time.Now()
 	// While the ADD waits nothing runs in the pod that could have opened anything.
 	p.stale = want.Form != ruleset.FormMarks && p.adding == nil
 	return p.expel(ctx)
@@ -54,13 +58,14 @@ func (p *pod) verify(ctx context.Context) error {
 		return err
 	}
 	drift, err := p.kernel.Check(ctx, p.applied)
+	if drift == "" && err == nil {
+		p.verified, p.checked = true, time.Now()
+	}
 	if drift == "" {
-		p.verified = p.verified && err == nil
-		p.checked = time.Now()
 		return err
 	}
 	// What was opened meanwhile is in the clear, and may stay there.
-	p.older = p.older || p.redirected()
+	p.older = p.older || (p.redirected() && p.adding == nil)
 	if applied := p.apply(ctx, p.applied); applied != nil {
 		return errors.Join(applied, err)
 	}

@@ -1,6 +1,7 @@
 package enroll
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,13 +35,19 @@ type world struct {
 
 	logged syncBuffer // the agent's own log
 
-	mu      sync.Mutex
-	log     []string
-	objects map[string]intent.Pod // by namespace/name
-	spaces  map[string]*space     // by path
-	answer  proxylink.State       // what the proxy says of what is announced now
-	text    string
-	held    map[string]proxylink.State // what the proxy says of each workload
+	mu               sync.Mutex
+	log              []string
+	steps, killAfter int
+	dead             bool
+
+	unsynced bool
+	full     error                 // why no record can be written
+	objects  map[string]intent.Pod // by namespace/name
+	records  map[string]Record     // by UID
+	spaces   map[string]*space     // by path
+	answer   proxylink.State       // what the proxy says of what is announced now
+	text     string
+	held     map[string]proxylink.State // what the proxy says of each workload
 }
 
 // A syncBuffer may be written and read at once.
@@ -68,30 +75,9 @@ func inWorld(t *testing.T, story func(*world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
 			t: t, answer: proxylink.Acked,
-			objects: map[string]intent.Pod{}, spaces: map[string]*space{}, held: map[string]proxylink.State{},
+			objects: map[string]intent.Pod{}, records: map[string]Record{}, spaces: map[string]*space{}, held: map[string]proxylink.State{},
 		}
-		var err error
-		w.r, err = New(Config{
-			Policy: intent.Policy{Selectors: intent.DefaultSelectors(), CaptureDNS: true},
-			Source: w, Proxies: w, Find: w.find, Gone: w.gone, Open: w.open,
-			PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
-			ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
-			Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.NewTextHandler(&w.logged, nil)),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		w.ctx = ctx
-		done := make(chan error)
-		go func() { done <- w.r.Run(ctx) }()
-		synctest.Wait()
-		w.stop = sync.OnceFunc(func() {
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		})
+		w.start()
 		story(w)
 		w.stop()
 		w.mu.Lock()
@@ -102,6 +88,70 @@ func inWorld(t *testing.T, story func(*world)) {
 			}
 		}
 	})
+}
+
+// start runs an agent.
+func (w *world) start() {
+	var err error
+	w.r, err = New(Config{
+		Policy: intent.Policy{Selectors: intent.DefaultSelectors(), CaptureDNS: true},
+		Source: w, Proxies: w, Records: w, Find: w.find, Gone: w.gone, Open: w.open,
+		PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
+		ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
+		Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.NewTextHandler(&w.logged, nil)),
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	w.ctx = ctx
+	done := make(chan error)
+	go func() { done <- w.r.Run(ctx) }()
+	synctest.Wait()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+// restart ends the agent, which has no time to do anything, and runs the next one.
+// The proxy's connection is gone with the old agent; what the new one's snapshot
+// does not name it stops.
+func (w *world) restart() {
+	w.stop()
+	w.mu.Lock()
+	before := w.held
+	w.held, w.dead, w.steps, w.killAfter = map[string]proxylink.State{}, false, 0, 0
+	w.log = nil
+	w.mu.Unlock()
+	w.start()
+	<-w.r.Adopted()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for uid := range before {
+		if _, named := w.held[uid]; !named {
+			w.note("the snapshot stops %s", uid)
+		}
+	}
+}
+
+// errDead is what an agent gets that has been killed: nothing of what it still does
+// has an effect.
+var errDead = errors.New("killed")
+
+// step counts what changes the world, and kills the agent after killAfter of them.
+// w.mu is held.
+func (w *world) step() error {
+	w.steps++
+	if w.killAfter > 0 && w.steps > w.killAfter {
+		w.dead = true
+	}
+	if w.dead {
+		return errDead
+	}
+	return nil
 }
 
 // object puts a pod of namespace shop into the source, or changes it.
@@ -230,6 +280,12 @@ func (w *world) note(format string, args ...any) { w.log = append(w.log, fmt.Spr
 
 // The world as a Source.
 
+func (w *world) Synced() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.unsynced
+}
+
 func (w *world) Lookup(namespace, name string) (intent.Pod, intent.Namespace, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -243,11 +299,42 @@ func (w *world) Pods() []intent.Pod {
 	return slices.Collect(maps.Values(w.objects))
 }
 
+// The world as Records, which survive the agent.
+
+func (w *world) Load() ([]Record, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Collect(maps.Values(w.records)), nil
+}
+
+func (w *world) Save(r Record) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := cmp.Or(w.full, w.step()); err != nil {
+		return err
+	}
+	w.records[r.Attachment.UID] = r
+	return nil
+}
+
+func (w *world) Delete(uid string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.step(); err != nil {
+		return err
+	}
+	delete(w.records, uid)
+	return nil
+}
+
 // The world as Proxies: one proxy that answers at once, or not at all.
 
 func (w *world) Announce(l proxylink.Workload) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.step() != nil {
+		return
+	}
 	w.note("announce %s as %s/%s of %s", l.UID, l.Namespace, l.Name, l.ServiceAccount)
 	w.held[l.UID] = w.answer
 }
@@ -255,7 +342,7 @@ func (w *world) Announce(l proxylink.Workload) {
 func (w *world) Withdraw(uid string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if _, ok := w.held[uid]; ok {
+	if _, ok := w.held[uid]; ok && w.step() == nil {
 		w.note("withdraw %s", uid)
 		delete(w.held, uid)
 	}
@@ -352,7 +439,7 @@ func (s *space) Apply(_ context.Context, want ruleset.Config) error {
 	}
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
-	if err := s.fail["apply"]; err != nil {
+	if err := cmp.Or(s.fail["apply"], s.w.step()); err != nil {
 		return err
 	}
 	s.rules = describe(want)
@@ -375,7 +462,7 @@ func (s *space) Check(_ context.Context, want ruleset.Config) (string, error) {
 func (s *space) Expel(context.Context) error {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
-	if err := s.fail["expel"]; err != nil {
+	if err := cmp.Or(s.fail["expel"], s.w.step()); err != nil {
 		return err
 	}
 	s.w.note("expel")
@@ -385,7 +472,7 @@ func (s *space) Expel(context.Context) error {
 func (s *space) Remove(context.Context) error {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
-	if err := s.fail["remove"]; err != nil {
+	if err := cmp.Or(s.fail["remove"], s.w.step()); err != nil {
 		return err
 	}
 	s.rules = ""

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -19,6 +20,23 @@ func (id ID) String() string {
 		return fmt.Sprintf("cookie %d", id.cookie)
 	}
 	return fmt.Sprintf("inode %d:%d", id.dev, id.ino)
+}
+
+// MarshalText gives String's form, to be written down until the next boot.
+func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// UnmarshalText reads MarshalText's form.
+func (id *ID) UnmarshalText(text []byte) error {
+	var read ID
+	format, into := "cookie %d", []any{&read.cookie}
+	if bytes.HasPrefix(text, []byte("inode")) {
+		format, into = "inode %d:%d", []any{&read.dev, &read.ino}
+	}
+	if _, err := fmt.Sscanf(string(text), format, into...); err != nil || read.String() != string(text) {
+		return fmt.Errorf("cannot read a network namespace's identity from %q", text)
+	}
+	*id = read
+	return nil
 }
 
 // SocketID returns the identity of the namespace that a socket belongs to. It does

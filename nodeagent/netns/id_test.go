@@ -51,5 +51,15 @@ func TestIDText(t *testing.T) {
 		if got := id.String(); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+		var back ID
+		if err := back.UnmarshalText([]byte(want)); err != nil || back != id {
+			t.Errorf("%q is read as %s, %v", want, back, err)
+		}
+	}
+	for _, text := range []string{"", "cookie", "cookie -1", "cookie 1 ", "cookie 01", "inode 1", "inode 1:x", "7"} {
+		id := ID{cookie: 9}
+		if err := id.UnmarshalText([]byte(text)); err == nil || id != (ID{cookie: 9}) {
+			t.Errorf("%q is read as %s, %v", text, id, err)
+		}
 	}
 }

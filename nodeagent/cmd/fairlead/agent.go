@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -76,14 +77,25 @@ type agent struct {
 	pods       *manifests.Dir
 	proxies    *proxylink.Server
 	reconciler *enroll.Reconciler
+	synced     chan struct{} // closed when the source knows the node's pods
+	syncedOnce sync.Once
 	plugins    *pluginserver.Server
 }
 
-// pollInterval is the safety net below a source's notifications.
-const pollInterval = 5 * time.Second
+const (
+	// pollInterval is the safety net below a source's notifications.
+	pollInterval = 5 * time.Second
+	// workers is how many pods are worked on at once. The work is the kernel's, and
+	// short; more would only wait for its locks.
+	workers = 8
+	// A client of the agent's socket, one of maxClients, has requestTimeout for each
+	// part of a conversation.
+	requestTimeout = 5 * time.Second
+	maxClients     = 256
+)
 
 func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, error) {
-	a := &agent{config: c, started: time.Now(), logger: logger, source: "the manifests in " + podsFrom, registry: prometheus.NewRegistry()}
+	a := &agent{config: c, started: time.Now(), logger: logger, source: "the manifests in " + podsFrom, registry: prometheus.NewRegistry(), synced: make(chan struct{})}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	policy, err := c.Policy()
 	if err != nil {
@@ -104,19 +116,19 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 		return nil, err
 	}
 	if a.reconciler, err = enroll.New(enroll.Config{
-		Policy: policy, Source: a.pods, Proxies: a.proxies,
+		Policy: policy, Source: a.pods, Proxies: a.proxies, Records: enroll.RecordDir(c.File("pods")),
 		Find: finder.Told, Gone: sandbox.Place.Gone,
 		Open:      func(p sandbox.Place) (enroll.Kernel, error) { return enroll.OpenKernel(finder, p) },
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
 		PodWait: c.Waits.Pod.Duration, ProxyWait: c.Waits.Proxy.Duration, AckWait: c.Waits.Ack.Duration,
 		ReleaseGrace: c.ReleaseGrace.Duration, DrainTimeout: c.DrainTimeout.Duration, SweepInterval: c.SweepInterval.Duration,
-		Workers: 8, Metrics: enroll.NewMetrics(a.registry), Logger: logger,
+		Workers: workers, Metrics: enroll.NewMetrics(a.registry), Logger: logger,
 	}); err != nil {
 		return nil, err
 	}
 	a.registry.MustRegister(a.reconciler)
 	a.plugins, err = pluginserver.New(pluginserver.Config{
-		Pods: a.reconciler, Node: a.node, RequestTimeout: 5 * time.Second, MaxClients: 256, Logger: logger,
+		Pods: a.reconciler, Node: a.node, RequestTimeout: requestTimeout, MaxClients: maxClients, Logger: logger,
 	})
 	return a, err
 }
@@ -141,6 +153,7 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { return a.pods.Run(ctx) })
 	group.Go(func() error { return a.plugins.Run(ctx, listener) })
 	group.Go(func() error { return a.signOfLife(ctx) })
+	group.Go(func() error { return a.announceReady(ctx) })
 	if a.config.HTTPAddress != "" {
 		group.Go(func() error {
 			return metrics.Run(ctx, metrics.Config{
@@ -155,32 +168,66 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-// podsChanged is called by the source. Once the node's pods are known, proxies may
-// be told of them, and the plugin may be told that we are here.
+// podsChanged is called by the source.
 func (a *agent) podsChanged() {
 	a.reconciler.Wake("")
-	if a.ready() != nil {
-		return
+	if a.pods.Synced() {
+		a.syncedOnce.Do(func() { close(a.synced) })
+	}
+}
+
+// announceReady waits until the node's pods are known: those of the source, and
+// those that an earlier agent has left, looked at. Then proxies may be told of
+// them, and the runtime may be told that we are here.
+func (a *agent) announceReady(ctx context.Context) error {
+	for _, known := range []<-chan struct{}{a.synced, a.reconciler.Adopted()} {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-known:
+		}
 	}
 	a.proxies.Open()
-	if err := agentapi.MarkReady(a.config.File("agent.sock")); err != nil {
+	for {
+		err := agentapi.MarkReady(a.config.File("agent.sock"))
+		if err == nil {
+			return nil
+		}
 		a.logger.Error("cannot tell the runtime that the agent is ready", "error", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(signOfLifeEvery):
+		}
 	}
 }
 
 // ready says why the agent is not ready, or nil. It does not wait for a proxy:
 // the proxy's own pod starts through our plugin.
 func (a *agent) ready() error {
-	if !a.pods.Synced() {
-		return errors.New("the node's pods are not known yet")
+	for _, step := range []struct {
+		known <-chan struct{}
+		not   string
+	}{
+		{a.synced, "the node's pods are not known yet"},
+		{a.reconciler.Adopted(), "the pods of an earlier agent have not all been looked at yet"},
+	} {
+		select {
+		case <-step.known:
+		default:
+			return errors.New(step.not)
+		}
 	}
 	return nil
 }
 
+// signOfLifeEvery is how young the time of the lock file is kept.
+const signOfLifeEvery = 10 * time.Second
+
 // signOfLife keeps the time of the lock file young; the plugin shows it when the
 // agent does not answer.
 func (a *agent) signOfLife(ctx context.Context) error {
-	tick := time.NewTicker(10 * time.Second)
+	tick := time.NewTicker(signOfLifeEvery)
 	defer tick.Stop()
 	for {
 		now := time.Now()

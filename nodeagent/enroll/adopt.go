@@ -1,0 +1,79 @@
+package enroll
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// adopt takes over the pods that an earlier agent has put on record, before any
+// worker runs. A namespace that is gone, or not the one on record, ends the pod:
+// that is the kernel's own word.
+func (r *Reconciler) adopt() {
+	records, err := r.config.Records.Load()
+	if err != nil {
+		r.config.Logger.Warn("not all pods could be adopted", "error", err)
+	}
+	for _, record := range records {
+		uid := record.Attachment.UID
+		place, err := r.config.Find(record.Attachment.Netns)
+		if err != nil || place.ID != record.Netns {
+			if err := r.config.Records.Delete(uid); err != nil {
+				r.config.Logger.Warn("a pod that is over is still on record", "pod", uid, "error", err)
+			}
+			continue
+		}
+		p := newPod(r, uid)
+		p.attachment, p.place, p.found = &record.Attachment, place, true
+		p.object = intent.Pod{Namespace: record.Attachment.Namespace, Name: record.Attachment.Name, ServiceAccount: record.ServiceAccount}
+		p.decision, p.known = record.Decision, true
+		p.touched, p.applied, p.older = record.Touched, record.Applied, record.Older
+		p.orphan, p.resumed = record.Adding, true
+		// As it was written, so that what is the same is not written again.
+		if text, err := json.Marshal(record); err == nil {
+			p.written = text
+		}
+		r.pods[uid] = p
+		r.adopting[uid] = true
+	}
+	if len(records) > 0 {
+		r.config.Logger.Info("adopting pods", "pods", len(r.adopting))
+	}
+	r.looked()
+}
+
+// looked closes adopted once every pod on record has had its first turn. r.mu is
+// held, or no worker runs yet.
+func (r *Reconciler) looked() {
+	if len(r.adopting) == 0 {
+		r.adoptedOnce.Do(func() { close(r.adopted) })
+	}
+}
+
+// Adopted is closed when every pod on record has been looked at, and has been
+// announced if it is to be. Proxies are not to be told of the node's pods before:
+// a snapshot stops what it does not name.
+func (r *Reconciler) Adopted() <-chan struct{} { return r.adopted }
+
+// resume is an adopted pod's first step: it is the proxies' again, captured or on
+// its way out, before anything else is decided.
+func (p *pod) resume() error {
+	if p.resumed && p.applied.Form != 0 {
+		if err := p.open(); err != nil {
+			return err
+		}
+		p.began = time.Now()
+		p.announce()
+	}
+	p.resumed = false
+	return nil
+}
+
+// orphaned is the outcome for an ADD that was under way when its agent ended: the
+// plugin asks again, or the runtime gives the sandbox up.
+func (p *pod) orphaned() outcome {
+	return outcome{state: status.Pending, reason: status.Capturing,
+		message: "the agent ended during the pod's ADD; the plugin or the runtime has the next word"}
+}
