@@ -53,7 +53,7 @@ func (r *Reconciler) reports() []status.Pod {
 
 // untold is the report of a pod whose namespace nobody has named.
 func (r *Reconciler) untold(object intent.Pod, since time.Time) status.Pod {
-	_, namespace, _ := r.config.Source.Lookup(object.Namespace, object.Name)
+	_, namespace, known := r.config.Source.Lookup(object.Namespace, object.Name)
 	d := r.config.Policy.Decide(object, namespace)
 	pod := status.Pod{
 		Namespace: object.Namespace, Name: object.Name, UID: object.UID,
@@ -63,7 +63,13 @@ func (r *Reconciler) untold(object intent.Pod, since time.Time) status.Pod {
 		State:      status.NotCaptured, Reason: status.Reason(d.Reason), Message: d.Message,
 		Since: since,
 	}
-	if d.Capture {
+	switch {
+	case !known:
+		pod.Intent = status.Intent{Reason: string(status.PodUnknown), Message: "its namespace is not known"}
+		pod.State, pod.Reason = status.Pending, status.PodUnknown
+		pod.Message = "what the pod's namespace asks for is not known"
+		pod.Remedy = pod.Reason.Remedy()
+	case d.Capture:
 		pod.State, pod.Reason = status.Pending, status.NetnsUnknown
 		pod.Message = "the runtime has not told the agent of the pod's network namespace; whether it bypasses the mesh is not known"
 		pod.Remedy = pod.Reason.Remedy()
