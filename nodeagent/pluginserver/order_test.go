@@ -3,6 +3,7 @@ package pluginserver
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 )
 
 func TestOvertaken(t *testing.T) {
@@ -28,34 +29,32 @@ func TestOvertaken(t *testing.T) {
 	}
 }
 
-func TestUndo(t *testing.T) {
-	o := newOrder()
-	end := o.add("c1", 7)
-	undone, begun := make(chan struct{}), make(chan struct{})
-	release := make(chan struct{})
-	go func() {
-		defer close(undone)
-		o.undo("c1", 7, func() { close(begun); <-release })
-		end()
-	}()
-	<-begun
-	next := make(chan struct{})
-	go func() {
-		defer close(next)
-		defer o.add("c1", 8)()
-		select {
-		case <-release:
-		default:
+func TestAnAddWaitsForTheUndoingOfAnEarlierOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOrder()
+		release := make(chan struct{})
+		end := o.add("c1", 7)
+		go func() {
+			o.undo("c1", 7, func() { <-release })
+			end()
+		}()
+		synctest.Wait()
+		begun := false
+		go func() {
+			defer o.add("c1", 8)()
+			begun = true
+		}()
+		o.add("c2", 9)() // waits for nobody
+		synctest.Wait()
+		if begun {
 			t.Error("an ADD has begun while an earlier one was being undone")
 		}
-	}()
-	o.add("c2", 9)() // waits for nobody
-	close(release)
-	<-undone
-	<-next
-	if len(o.adds) != 0 {
-		t.Errorf("%d containers are left", len(o.adds))
-	}
+		close(release)
+		synctest.Wait()
+		if !begun || len(o.adds) != 0 {
+			t.Errorf("begun: %v; %d containers are left", begun, len(o.adds))
+		}
+	})
 }
 
 func TestUndoLeavesANewerAddAlone(t *testing.T) {

@@ -321,7 +321,7 @@ func TestNonsense(t *testing.T) {
 func TestSilentClientsAreCutOff(t *testing.T) {
 	for name, said := range map[string]string{"nothing": "", "a part": `{"version"`} {
 		t.Run(name, func(t *testing.T) {
-			client, _ := serve(t, &pods{}) // whose RequestTimeout is far longer
+			client, _ := serve(t, &pods{}, func(c *pluginserver.Config) { c.RequestTimeout = time.Hour })
 			silent := dial(t, client)
 			if _, err := io.WriteString(silent, said); err != nil {
 				t.Fatal(err)
