@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -390,6 +391,54 @@ func TestDelByTheContainersIDAlone(t *testing.T) {
 	})
 }
 
+// The id of a container that comes with another namespace is another sandbox's.
+func TestSameContainerAnotherNamespace(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		w.done()
+		other := sandboxOf("web", "c1")
+		other.Netns = "/run/netns/c2"
+		if err := w.r.Add(w.t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+		w.wantDone("withdraw uid-web", "apply full+dns", "announce uid-web as shop/web of sa")
+	})
+}
+
+// A pod that did not start is shown with the reason, and said in the log once.
+func TestAFailedAddIsRemembered(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.proxySays(proxylink.NoProxy, "")
+		wantFailure(t, w.add("web", "c1"), status.NoProxy, "no node proxy")
+		got := w.r.Report()[0]
+		if got.State != status.Pending || got.Reason != status.NoProxy || !strings.Contains(got.Message, "last start failed") || got.Remedy == "" {
+			t.Errorf("got %+v", got)
+		}
+		if got := w.logged.lines("a pod does not start"); len(got) != 1 || !strings.Contains(got[0], "reason=NoProxy") {
+			t.Errorf("logged: %q", got)
+		}
+		w.proxySays(proxylink.Acked, "")
+		if err := w.add("web", "c2"); err != nil {
+			t.Fatal(err)
+		}
+		w.del("web", "c2")
+		if got := w.r.Report()[0]; got.Reason != status.NetnsUnknown {
+			t.Errorf("after one that succeeded: %+v", got)
+		}
+	})
+}
+
+func TestAnotherUIDInTheManifest(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true, func(p *intent.Pod) { p.UID = "older" })
+		wantFailure(t, w.add("web", "c1"), status.PodUnknown, "has UID older, the runtime speaks of uid-web")
+	})
+}
+
 // A pod of the same name and another UID is another pod.
 func TestSameNameNewUID(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -413,7 +462,7 @@ func TestCheck(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.object("web", true)
 		check := func(container string) error { return w.r.Check(w.t.Context(), sandboxOf("web", container)) }
-		wantFailure(t, check("c1"), status.PodUnknown, "has not been told of container c1")
+		wantFailure(t, check("c1"), status.SandboxUnknown, "has not been told of container c1")
 		if err := w.add("web", "c1"); err != nil {
 			t.Fatal(err)
 		}

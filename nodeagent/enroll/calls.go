@@ -150,6 +150,10 @@ func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 	r.looked()
 	p.publish(out)
 	for _, a := range answers {
+		var f *Failure
+		if a.call.verb == add && errors.As(a.err, &f) && f.Reason != status.Cancelled && f.Reason != status.Deleted {
+			r.failed(a.call, f)
+		}
 		a.call.answer <- a.err
 	}
 	if p.attachment == nil && len(p.calls) == 0 {
@@ -164,6 +168,13 @@ func (p *pod) current(c *call) bool {
 	return p.attachment != nil && p.attachment.ContainerID == c.attachment.ContainerID
 }
 
+// repeats reports whether an ADD is for the pod's present sandbox in every respect.
+// A container's id that comes with another namespace is another sandbox.
+func (p *pod) repeats(c *call) bool {
+	a, b := p.attachment, &c.attachment
+	return p.current(c) && a.Netns == b.Netns && a.Namespace == b.Namespace && a.Name == b.Name
+}
+
 // take carries out an ADD or a DEL as far as that needs no waiting.
 func (p *pod) take(c *call) {
 	switch {
@@ -173,7 +184,7 @@ func (p *pod) take(c *call) {
 		p.answer(c, nil)
 	case c.verb == del:
 		p.answer(c, nil)
-	case p.current(c): // the plugin has lost its connection and asks again
+	case p.repeats(c): // the plugin has lost its connection and asks again
 		p.fail(&Failure{status.Cancelled, "the same ADD was asked for again"})
 		p.begin(c)
 	default: // a new sandbox
@@ -190,8 +201,7 @@ func (p *pod) take(c *call) {
 func (p *pod) check(c *call, out outcome) {
 	switch {
 	case !p.current(c):
-		p.answer(c, &Failure{status.PodUnknown, fmt.Sprintf("the agent has not been told of container %s of pod %s/%s",
-			c.attachment.ContainerID, c.attachment.Namespace, c.attachment.Name)})
+		p.answer(c, &Failure{status.SandboxUnknown, "the agent has not been told of container " + c.attachment.ContainerID})
 	case out.state == status.Captured, out.state == status.NotCaptured:
 		p.answer(c, nil)
 	default:

@@ -48,6 +48,9 @@ func (p *pod) capture(ctx context.Context) outcome {
 		if err := p.apply(ctx, p.want(form)); err != nil {
 			return p.refused(err)
 		}
+		if p.adding == nil {
+			p.r.config.Logger.Info("pod captured", "pod", p.name(), "form", form)
+		}
 	}
 	if err := p.verify(ctx); err != nil {
 		return p.refused(err)

@@ -3,6 +3,7 @@ package enroll
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,8 +36,9 @@ type progress struct {
 
 	object   intent.Pod
 	decision intent.Decision
-	known    bool // object and decision are the pod's, now or when it was last seen
-	gone     bool // the object has been seen and is not there any more
+	known    bool   // object and decision are the pod's, now or when it was last seen
+	unknown  string // why they are not
+	gone     bool   // the object has been seen and is not there any more
 
 	place  sandbox.Place
 	found  bool   // place is known
@@ -103,8 +105,7 @@ func (p *pod) reconcile(ctx context.Context) outcome {
 	}
 	p.look()
 	if !p.known {
-		return outcome{state: status.Pending, reason: status.PodUnknown,
-			message: "no object or manifest of this pod is known on this node yet"}
+		return outcome{state: status.Pending, reason: status.PodUnknown, message: p.unknown}
 	}
 	out := p.towards(ctx)
 	if out.reason == status.KernelRefused {
@@ -140,7 +141,13 @@ func (p *pod) towards(ctx context.Context) outcome {
 // decision in force: nothing is released by inference.
 func (p *pod) look() {
 	object, namespace, ok := p.r.config.Source.Lookup(p.attachment.Namespace, p.attachment.Name)
-	if !ok || !object.Is(p.uid) {
+	switch {
+	case !ok:
+		p.unknown = "no object or manifest of this pod, or of its namespace, is known on this node yet"
+	case !object.Is(p.uid):
+		ok, p.unknown = false, fmt.Sprintf("its object or manifest has UID %s, the runtime speaks of %s", object.UID, p.uid)
+	}
+	if !ok {
 		p.gone = p.known && p.r.config.Source.Synced()
 		return
 	}

@@ -96,7 +96,7 @@ type Reconciler struct {
 	mu    sync.Mutex
 	queue workqueue.TypedDelayingInterface[string] // nil unless Run runs
 	pods  map[string]*pod                          // by UID: those that the runtime has told us of
-	seen  map[string]time.Time                     // when a pod that it has not told us of was first seen, by name
+	early map[string]early                         // by name: pods of the source that it has not told us of
 	busy  map[string]time.Time                     // since when a pod holds a worker
 	beat  time.Time                                // when a worker last was free
 
@@ -113,7 +113,7 @@ func New(c Config) (*Reconciler, error) {
 	}
 	return &Reconciler{
 		config: c, stopped: make(chan struct{}), adopted: make(chan struct{}), adopting: map[string]bool{},
-		pods: map[string]*pod{}, busy: map[string]time.Time{}, seen: map[string]time.Time{},
+		pods: map[string]*pod{}, busy: map[string]time.Time{}, early: map[string]early{},
 	}, nil
 }
 

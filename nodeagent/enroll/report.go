@@ -35,25 +35,39 @@ func (r *Reconciler) reports() []status.Pod {
 			told[name] = append(told[name], uid)
 		}
 	}
-	seen := map[string]time.Time{}
+	still := map[string]early{}
 	for _, object := range objects {
 		name := object.Namespace + "/" + object.Name
 		if slices.ContainsFunc(told[name], object.Is) {
 			continue
 		}
-		seen[name] = r.seen[name]
-		if seen[name].IsZero() {
-			seen[name] = time.Now()
+		known := r.early[name]
+		if known.since.IsZero() {
+			known.since = time.Now()
 		}
-		pods = append(pods, r.untold(object, seen[name]))
+		still[name] = known
+		pods = append(pods, r.untold(object, known))
 	}
-	r.seen = seen
+	r.early = still
 	return pods
 }
 
+// early is what is known of a pod of the source that has no sandbox, as far as we
+// were told.
+type early struct {
+	since   time.Time
+	failure *Failure // of its last ADD
+}
+
+// failed remembers why a pod's last ADD failed. r.mu is held.
+func (r *Reconciler) failed(c *call, f *Failure) {
+	r.early[c.attachment.Namespace+"/"+c.attachment.Name] = early{time.Now(), f}
+	r.config.Logger.Warn("a pod does not start", "pod", c.attachment.Namespace+"/"+c.attachment.Name, "reason", f.Reason, "error", f.Message)
+}
+
 // untold is the report of a pod whose namespace nobody has named.
-func (r *Reconciler) untold(object intent.Pod, since time.Time) status.Pod {
-	_, namespace, known := r.config.Source.Lookup(object.Namespace, object.Name)
+func (r *Reconciler) untold(object intent.Pod, known early) status.Pod {
+	_, namespace, ok := r.config.Source.Lookup(object.Namespace, object.Name)
 	d := r.config.Policy.Decide(object, namespace)
 	pod := status.Pod{
 		Namespace: object.Namespace, Name: object.Name, UID: object.UID,
@@ -61,13 +75,17 @@ func (r *Reconciler) untold(object intent.Pod, since time.Time) status.Pod {
 		Rules:      status.Rules{State: status.Unknown},
 		Annotation: status.Unknown,
 		State:      status.NotCaptured, Reason: status.Reason(d.Reason), Message: d.Message,
-		Since: since,
+		Since: known.since,
 	}
 	switch {
-	case !known:
+	case !ok:
 		pod.Intent = status.Intent{Reason: string(status.PodUnknown), Message: "its namespace is not known"}
 		pod.State, pod.Reason = status.Pending, status.PodUnknown
 		pod.Message = "what the pod's namespace asks for is not known"
+		pod.Remedy = pod.Reason.Remedy()
+	case d.Capture && known.failure != nil:
+		pod.State, pod.Reason = status.Pending, known.failure.Reason
+		pod.Message = "its last start failed, the runtime tries again: " + known.failure.Message
 		pod.Remedy = pod.Reason.Remedy()
 	case d.Capture:
 		pod.State, pod.Reason = status.Pending, status.NetnsUnknown
@@ -95,6 +113,9 @@ func (p *pod) publish(out outcome) {
 		p.report = status.Pod{}
 		return
 	}
+	if p.adding == nil { // an ADD that has just failed leaves its reason
+		delete(p.r.early, p.name())
+	}
 	now := status.Pod{
 		Namespace: p.attachment.Namespace, Name: p.attachment.Name, UID: p.uid,
 		Intent:         intentOf(p.decision),
@@ -111,8 +132,11 @@ func (p *pod) publish(out outcome) {
 	}
 	if before.State == now.State && before.Reason == now.Reason {
 		now.Since = before.Since
-	} else {
+	} else if p.logged {
 		p.logged = false
+		if now.State == status.Captured || now.State == status.NotCaptured {
+			p.r.config.Logger.Info("a pod is as it should be again", "pod", p.name(), "state", now.State, "reason", now.Reason)
+		}
 	}
 	p.report = now
 }

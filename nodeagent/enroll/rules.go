@@ -71,6 +71,6 @@ func (p *pod) verify(ctx context.Context) error {
 	}
 	p.repaired++
 	p.r.config.Metrics.repairs.Inc()
-	p.r.config.Logger.Info("redirection put right", "pod", p.name(), "drift", drift)
+	p.r.config.Logger.Warn("redirection put right", "pod", p.name(), "drift", drift)
 	return err
 }

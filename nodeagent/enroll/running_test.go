@@ -322,14 +322,26 @@ func TestLogOfAPodThatIsNotAsItShouldBe(t *testing.T) {
 		if got := w.logged.lines("WARN"); len(got) != 1 || !strings.Contains(got[0], "state=Blocked reason=NoProxy") {
 			t.Errorf("for an hour's absence: %q", got)
 		}
-		// A pod's life is two lines.
 		s.set(func() { s.missing = "" })
 		w.proxySays(proxylink.Acked, "")
-		w.del("web", "c1")
-		if got := w.logged.lines("INFO"); len(got) > 2 {
-			t.Errorf("more than two info lines: %q", got)
+		if got := w.logged.lines("as it should be again"); len(got) != 1 || !strings.Contains(got[0], "state=Captured") {
+			t.Errorf("when it is over: %q", got)
 		}
 	})
+}
+
+// A life in which nothing goes wrong is two lines.
+func TestLogOfAQuietLife(t *testing.T) {
+	for name, live := range map[string]func(*testing.T, func(*world, *space)){"labelled": captured, "not labelled": running} {
+		live(t, func(w *world, _ *space) {
+			w.pass(time.Hour)
+			w.restart()
+			w.del("web", "c1")
+			if got := w.logged.lines("pod="); len(got) > 2 {
+				t.Errorf("%s: more than two lines: %q", name, got)
+			}
+		})
+	}
 }
 
 func TestRefusalOutsideAnAddIsRetriedForEver(t *testing.T) {

@@ -4,8 +4,8 @@
 // # Failures it survives
 //
 //   - A client that is slow or sends nothing: it is cut off.
-//   - The address is taken: Run fails and names it, so that the agent does not run
-//     unseen.
+//   - The address is taken: Listen fails and names it, before the agent has touched
+//     anything.
 package metrics
 
 import (
@@ -23,7 +23,6 @@ import (
 
 // Config is what a Server needs. All of it is required.
 type Config struct {
-	Address  string
 	Gatherer prometheus.Gatherer
 	// Ready and Live say why not, or nil.
 	Ready, Live func() error
@@ -39,12 +38,17 @@ func Handler(c Config) http.Handler {
 	return mux
 }
 
-// Run serves on the address until ctx is done.
-func Run(ctx context.Context, c Config) error {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Address)
+// Listen takes the address for Run.
+func Listen(ctx context.Context, address string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
-		return fmt.Errorf("cannot serve metrics and health (httpAddress %s): %w", c.Address, err)
+		return nil, fmt.Errorf("cannot serve metrics and health (httpAddress %s): %w", address, err)
 	}
+	return l, nil
+}
+
+// Run serves on l until ctx is done, and closes it.
+func Run(ctx context.Context, l net.Listener, c Config) error {
 	server := &http.Server{
 		Handler:           Handler(c),
 		ReadHeaderTimeout: 5 * time.Second,

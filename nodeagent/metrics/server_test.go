@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -53,36 +52,24 @@ func TestEndpoints(t *testing.T) {
 }
 
 func TestRunServesUntilTheEnd(t *testing.T) {
-	c := config(nil, nil)
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := metrics.Listen(t.Context(), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Address = free.Addr().String()
-
-	// The address is taken: said by name.
-	if err := metrics.Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), c.Address) {
+	address := l.Addr().String()
+	if _, err := metrics.Listen(t.Context(), address); err == nil || !strings.Contains(err.Error(), address) {
 		t.Fatalf("on a taken address: %v", err)
 	}
-	if err := free.Close(); err != nil {
-		t.Fatal(err)
-	}
-
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- metrics.Run(ctx, c) }()
+	go func() { done <- metrics.Run(ctx, l, config(nil, nil)) }()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	for {
-		resp, err := client.Get("http://" + c.Address + "/livez")
-		if err == nil {
-			if err := resp.Body.Close(); err != nil {
-				t.Error(err)
-			}
-			break
-		}
-		if t.Context().Err() != nil {
-			t.Fatal(err)
-		}
+	resp, err := client.Get("http://" + address + "/livez")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := resp.Body.Close(); err != nil {
+		t.Error(err)
 	}
 	cancel()
 	if err := <-done; err != nil {

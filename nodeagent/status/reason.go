@@ -13,6 +13,7 @@ const (
 	Draining             Reason = "Draining"
 	Withdrawing          Reason = "Withdrawing"
 	PodUnknown           Reason = "PodUnknown"
+	SandboxUnknown       Reason = "SandboxUnknown"
 	ObjectGone           Reason = "ObjectGone"
 	NetnsUnknown         Reason = "NetworkNamespaceUnknown"
 	NetnsRefused         Reason = "NetworkNamespaceRefused"
@@ -29,6 +30,7 @@ var remedies = map[Reason]string{
 	ReasonOldConnections: "restart the pod, or its old connections, to bring those under the proxy too",
 	ProxyWithoutDNS:      "switch DNS capture on in the proxy, or off for the pod (annotation ambient.istio.io/dns-capture)",
 	PodUnknown:           "look whether the pod's object (or manifest) exists and names this node",
+	SandboxUnknown:       "restart the pod, so that the runtime makes it a new sandbox and tells the agent",
 	ObjectGone:           "delete the pod at the runtime, or put its object (or manifest) back",
 	NetnsUnknown:         "restart the pod: it started before the agent, or while fairlead-cni was not in the runtime's configuration",
 	NetnsRefused:         "look at what the runtime gave as CNI_NETNS; a pod needs a network namespace of its own",

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"sync"
 	"time"
@@ -36,6 +37,9 @@ and hand their network namespaces to the node proxies that connect.
 It ends on SIGINT or SIGTERM and leaves every pod as it is.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errors.New("the agent has to run as root (with the capabilities NET_ADMIN, SYS_ADMIN and SYS_PTRACE)")
+			}
 			c, err := loadConfig(configPath, cmd.Flags().Changed("config"))
 			if err != nil {
 				return err
@@ -140,6 +144,12 @@ func (a *agent) run(ctx context.Context) error {
 		return err
 	}
 	defer closeQuietly(lock)
+	var health net.Listener
+	if a.config.HTTPAddress != "" {
+		if health, err = metrics.Listen(ctx, a.config.HTTPAddress); err != nil {
+			return err
+		}
+	}
 	socket := a.config.File("agent.sock")
 	listener, err := agentapi.Listen(socket)
 	if err != nil {
@@ -154,10 +164,10 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { return a.plugins.Run(ctx, listener) })
 	group.Go(func() error { return a.signOfLife(ctx) })
 	group.Go(func() error { return a.announceReady(ctx) })
-	if a.config.HTTPAddress != "" {
+	if health != nil {
 		group.Go(func() error {
-			return metrics.Run(ctx, metrics.Config{
-				Address: a.config.HTTPAddress, Gatherer: a.registry, Ready: a.ready, Live: a.reconciler.Healthy, Logger: a.logger,
+			return metrics.Run(ctx, health, metrics.Config{
+				Gatherer: a.registry, Ready: a.ready, Live: a.reconciler.Healthy, Logger: a.logger,
 			})
 		})
 	}

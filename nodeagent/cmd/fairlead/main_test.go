@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -106,9 +107,10 @@ func TestAgentAnswersStatus(t *testing.T) {
 		t.Errorf("no JSON: %s", out)
 	}
 	// The plugin's STATUS finds that an agent has been ready.
-	if _, err := os.Stat(filepath.Join(c.RunDir, "ready")); err != nil {
-		t.Error(err)
-	}
+	netlab.Eventually(t, func() error {
+		_, err := os.Stat(filepath.Join(c.RunDir, "ready"))
+		return err
+	})
 	log, err := stop()
 	if err != nil || !strings.Contains(log, "every pod stays as it is") {
 		t.Errorf("the agent ended with %v:\n%s", err, log)
@@ -158,6 +160,22 @@ func TestAgentThatCannotRunSaysWhy(t *testing.T) {
 func TestVersion(t *testing.T) {
 	if out, err := run(t.Context(), "version"); err != nil || strings.TrimSpace(out) != version {
 		t.Errorf("%q, %v", out, err)
+	}
+}
+
+// An agent that hangs does not hang who asks.
+func TestStatusOfAnAgentThatHangs(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // patience is longer
+	defer cancel()
+	_, err = run(ctx, "status", "--run-dir", filepath.Dir(socket))
+	if err == nil || !strings.Contains(err.Error(), "has not answered") {
+		t.Errorf("got %v", err)
 	}
 }
 

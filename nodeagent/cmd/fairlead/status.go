@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -52,11 +54,16 @@ pending for over a minute.`,
 	return cmd
 }
 
+// patience is how long the agent may take to report.
+const patience = 5 * time.Second
+
 // ask has the agent report: the node first, then a pod a line.
 func ask(cmd *cobra.Command, socket string) (report, error) {
 	r := report{Pods: []status.Pod{}}
 	head := true
-	err := agentapi.Client{Socket: socket}.Stream(cmd.Context(), agentapi.Request{Status: &agentapi.StatusRequest{}}, func(line json.RawMessage) error {
+	ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+	defer cancel()
+	err := agentapi.Client{Socket: socket}.Stream(ctx, agentapi.Request{Status: &agentapi.StatusRequest{}}, func(line json.RawMessage) error {
 		if head {
 			head = false
 			return json.Unmarshal(line, &r.Node)
@@ -68,8 +75,13 @@ func ask(cmd *cobra.Command, socket string) (report, error) {
 		r.Pods = append(r.Pods, pod)
 		return nil
 	})
-	if errors.Is(err, agentapi.ErrAbsent) {
-		return r, fmt.Errorf("cannot ask the agent: %w; is it running, and is %s its socket?", err, socket)
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		err = fmt.Errorf("%w; only root may ask", err)
+	case errors.Is(err, agentapi.ErrAbsent):
+		err = fmt.Errorf("%w; is it running, and is %s its socket (--run-dir, as runDir in its configuration)?", err, socket)
+	case errors.Is(err, context.DeadlineExceeded):
+		err = fmt.Errorf("it has not answered within %s; look at its log and at /livez, and restart it if it hangs", patience)
 	}
 	if err != nil {
 		return r, fmt.Errorf("cannot ask the agent: %w", err)
