@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	netlab.Main(m, 62)
+	netlab.Main(m, 85)
 }
 
 // patience is how long a test waits for what must happen.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
@@ -34,11 +35,17 @@ func TestTheSocketIsBoundAgain(t *testing.T) {
 			}
 			return other.Close()
 		},
-		"directory removed": func(path string) error { return os.RemoveAll(filepath.Dir(path)) },
-		"directory moved":   func(path string) error { return os.Rename(filepath.Dir(path), filepath.Dir(path)+".old") },
+		"directory moved": func(path string) error { return os.Rename(filepath.Dir(path), filepath.Dir(path)+".old") },
+		"directory removed": func(path string) error { // at once, or the socket would be back before the directory is empty
+			dir := filepath.Dir(path)
+			return errors.Join(os.Rename(dir, dir+".old"), os.RemoveAll(dir+".old"))
+		},
 		"directory replaced": func(path string) error {
 			dir := filepath.Dir(path)
-			return errors.Join(os.Rename(dir, dir+".old"), os.Mkdir(dir, 0o755))
+			if err := os.Mkdir(dir+".old", 0o755); err != nil {
+				return err
+			}
+			return unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, dir+".old", unix.RENAME_EXCHANGE)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

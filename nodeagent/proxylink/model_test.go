@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -18,46 +19,82 @@ import (
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
 
-// model is a proxy that does what the protocol says a proxy does, with the
-// requests it gets, and complains about those it must not get. It lives on when
-// its connection ends, and dials again.
+// model is a proxy that does with the requests it gets what the protocol says a
+// proxy does, and complains about those it must not get: ztunnel would end its
+// process. It lives on when its connection ends, and dials again.
 type model struct {
 	t    *testing.T
 	path string
 
-	mu     sync.Mutex
-	random *rand.Rand
-	unruly bool              // nacks some Adds, and drops some connections
-	has    map[string]uint64 // uid → inode of the namespace, served or still tried
-	nacked map[string]bool
-	conn   *ztunnelproto.Conn
+	mu      sync.Mutex
+	random  *rand.Rand
+	unruly  bool              // nacks some Adds, and drops some connections
+	refuse  map[string]string // uid → why its listeners cannot start
+	leave   map[string]bool   // uids whose Adds make it nack and disconnect
+	has     map[string]uint64 // uid → inode of the namespace, served or still tried
+	nacked  map[string]bool   // still tried; while there is one the proxy is not ready
+	stopped []string          // uids, as they were
+	adds    int
+	conn    *ztunnelproto.Conn
+
+	dieAfter, hangAfter int           // answers
+	died                chan struct{} // closed when it has
+
+	halt func() // ends what start began
+}
+
+// leaving is the nack after which a proxy disconnects.
+const leaving = "wrong number of fds"
+
+func newModel(t *testing.T, path string, seed uint64) *model {
+	return &model{
+		t: t, path: path, random: rand.New(rand.NewPCG(seed, 1)),
+		refuse: map[string]string{}, leave: map[string]bool{},
+		has: map[string]uint64{}, nacked: map[string]bool{}, died: make(chan struct{}),
+	}
+}
+
+// start runs the model until it is halted, or the test ends.
+func (m *model) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); m.run(ctx) }()
+	m.halt = sync.OnceFunc(func() { cancel(); <-ended })
+	m.t.Cleanup(m.halt)
 }
 
 func (m *model) run(ctx context.Context) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
 	for ctx.Err() == nil {
 		conn, err := ztunnelproto.Dial(ctx, m.path)
-		if err != nil {
-			if ctx.Err() == nil {
-				m.t.Errorf("the proxy cannot connect: %v", err)
+		if err != nil { // no agent, for now
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
 			}
-			return
+			continue
 		}
 		m.mu.Lock()
 		m.conn = conn
 		m.mu.Unlock()
 		stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-		m.serve(conn)
+		m.serve(ctx, conn)
 		stop()
 		_ = conn.Close()
+		if m.dieAfter > 0 {
+			close(m.died)
+			return
+		}
 	}
 }
 
-func (m *model) serve(conn *ztunnelproto.Conn) {
+func (m *model) serve(ctx context.Context, conn *ztunnelproto.Conn) {
 	if conn.Send(&ztunnelproto.ZdsHello{Version: ztunnelproto.Version_V1}, nil) != nil {
 		return
 	}
 	named := map[string]bool{}
-	for {
+	for answers := 0; ; answers++ {
 		var r ztunnelproto.WorkloadRequest
 		f, err := conn.Receive(&r)
 		if err != nil {
@@ -71,7 +108,14 @@ func (m *model) serve(conn *ztunnelproto.Conn) {
 			m.t.Errorf("the proxy got %v: %v", &r, err)
 			return
 		}
-		if m.dies() || conn.Send(ztunnelproto.NewResponse(answer), nil) != nil {
+		if m.hangAfter > 0 && answers == m.hangAfter {
+			<-ctx.Done()
+			return
+		}
+		if m.dieAfter > 0 && answers == m.dieAfter {
+			return
+		}
+		if m.dies() || conn.Send(ztunnelproto.NewResponse(answer), nil) != nil || answer == leaving {
 			return
 		}
 	}
@@ -92,31 +136,71 @@ func (m *model) handle(r *ztunnelproto.WorkloadRequest, f *os.File, named *map[s
 	}
 	switch {
 	case r.GetAdd() != nil:
-		uid := r.GetAdd().Uid
-		if r.GetAdd().WorkloadInfo == nil {
-			return "", errors.New("an Add without info")
-		}
-		var stat unix.Stat_t
-		if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
-			return "", err
-		}
-		if *named != nil {
-			(*named)[uid] = true
-		}
-		m.has[uid] = stat.Ino
-		m.nacked[uid] = m.unruly && m.random.IntN(4) == 0
-		if m.nacked[uid] {
-			return "cannot bind", nil
-		}
+		return m.add(r.GetAdd(), f, *named)
+	case r.GetKeep() != nil && *named != nil:
+		(*named)[r.GetKeep().Uid] = true
 	case r.GetDel() != nil && *named == nil:
-		delete(m.has, r.GetDel().Uid)
+		m.stop(r.GetDel().Uid)
 	case r.GetSnapshotSent() != nil && *named != nil:
-		maps.DeleteFunc(m.has, func(uid string, _ uint64) bool { return !(*named)[uid] })
+		for _, uid := range slices.Sorted(maps.Keys(m.has)) {
+			if !(*named)[uid] {
+				m.stop(uid)
+			}
+		}
 		*named = nil
 	default:
 		return "", errors.New("out of turn")
 	}
 	return "", nil
+}
+
+func (m *model) add(a *ztunnelproto.AddWorkload, f *os.File, named map[string]bool) (answer string, err error) {
+	if a.WorkloadInfo == nil {
+		return "", errors.New("an Add without info")
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+		return "", err
+	}
+	if named != nil {
+		named[a.Uid] = true
+	}
+	m.adds++
+	if inode, ok := m.has[a.Uid]; ok && inode != stat.Ino {
+		m.stop(a.Uid)
+	}
+	m.has[a.Uid] = stat.Ino
+	answer = m.refuse[a.Uid]
+	if m.leave[a.Uid] {
+		answer = leaving
+	}
+	if m.unruly && m.random.IntN(4) == 0 {
+		answer = "cannot bind"
+	}
+	m.nacked[a.Uid] = answer != ""
+	return answer, nil
+}
+
+func (m *model) stop(uid string) {
+	if _, ok := m.has[uid]; ok {
+		m.stopped = append(m.stopped, uid)
+		delete(m.has, uid)
+		delete(m.nacked, uid)
+	}
+}
+
+// String is what the proxy does: "served pending! [stopped]".
+func (m *model) String() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var s []string
+	for _, uid := range slices.Sorted(maps.Keys(m.has)) {
+		if m.nacked[uid] {
+			uid += "!"
+		}
+		s = append(s, uid)
+	}
+	return strings.Join(s, " ") + " " + fmt.Sprint(m.stopped)
 }
 
 func (m *model) drop() {
@@ -142,23 +226,17 @@ type fleet struct {
 func startFleet(t *testing.T, n int, seed uint64) *fleet {
 	t.Helper()
 	f := &fleet{link: start(t, nil)}
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
 	for i := range n {
-		m := &model{
-			t: t, path: f.cfg.Path, random: rand.New(rand.NewPCG(seed, uint64(i))),
-			has: map[string]uint64{}, nacked: map[string]bool{},
-		}
+		m := newModel(t, f.cfg.Path, seed+uint64(i))
 		f.models = append(f.models, m)
-		running.Go(func() { m.run(ctx) })
+		m.start()
 	}
-	t.Cleanup(func() { cancel(); running.Wait() })
 	return f
 }
 
 // settle waits until all proxies are told all, and compares what each has, and
-// what the verdicts say, with what is desired.
-func (f *fleet) settle(desired map[string]Workload) {
+// what the verdicts say, with what is desired. What is kept a proxy may have.
+func (f *fleet) settle(desired map[string]Workload, kept map[string]bool) {
 	t := f.t
 	t.Helper()
 	for _, m := range f.models {
@@ -179,10 +257,17 @@ func (f *fleet) settle(desired map[string]Workload) {
 	})
 	for i, m := range f.models {
 		m.mu.Lock()
-		if diff := cmp.Diff(want, m.has); diff != "" {
+		has := maps.Clone(m.has)
+		m.mu.Unlock()
+		maps.DeleteFunc(has, func(uid string, _ uint64) bool { return kept[uid] })
+		if diff := cmp.Diff(want, has); diff != "" {
 			t.Fatalf("proxy %d has (-want +got):\n%s", i, diff)
 		}
-		m.mu.Unlock()
+	}
+	for uid := range kept {
+		if v := f.Verdict(uid); v.State != Kept {
+			t.Fatalf("the verdict on %s is %+v", uid, v)
+		}
 	}
 	for uid := range desired {
 		v := f.Verdict(uid)
@@ -223,22 +308,24 @@ func TestEveryStateFromEveryState(t *testing.T) {
 		pool[uid] = []Workload{workload(t, uid), workload(t, uid), workload(t, uid)}
 	}
 	f := startFleet(t, 3, seed)
-	desired := map[string]Workload{}
+	desired, kept := map[string]Workload{}, map[string]bool{}
 	f.Open()
 	for step := range 600 {
 		if step%12 == 11 {
-			f.settle(desired)
+			f.settle(desired, kept)
 			continue
 		}
 		uid := uids[random.IntN(len(uids))]
-		switch random.IntN(8) {
+		switch random.IntN(9) {
 		case 0, 1, 2:
 			w := pool[uid][random.IntN(3)]
 			f.Announce(w)
 			desired[uid] = w
+			delete(kept, uid)
 		case 3, 4:
 			f.Withdraw(uid)
 			delete(desired, uid)
+			delete(kept, uid)
 		case 5:
 			f.models[random.IntN(len(f.models))].drop()
 		case 6:
@@ -246,12 +333,17 @@ func TestEveryStateFromEveryState(t *testing.T) {
 		case 7: // let something happen in between
 			f.Verdict(uid)
 			eventually(t, "a session", func() bool { return len(f.Sessions()) > 0 })
+		case 8:
+			f.Keep(uid)
+			if _, announced := desired[uid]; !announced {
+				kept[uid] = true
+			}
 		}
 	}
 	for _, uid := range uids {
 		f.Withdraw(uid)
 	}
-	f.settle(nil)
+	f.settle(nil, nil)
 	for _, uid := range uids {
 		f.verdict(uid, "gone")
 	}
@@ -269,6 +361,7 @@ func TestFiftyAtOnce(t *testing.T) {
 		w, other := workload(t, fmt.Sprint(i)), workload(t, fmt.Sprint(i))
 		all.Go(func() {
 			for range 20 {
+				f.Keep(w.UID)
 				f.Announce(w)
 				f.Verdict(w.UID)
 				f.Announce(other)
@@ -287,5 +380,5 @@ func TestFiftyAtOnce(t *testing.T) {
 		all.Go(f.models[i%3].drop)
 	}
 	all.Wait()
-	f.settle(desired)
+	f.settle(desired, nil)
 }
