@@ -263,13 +263,14 @@ func (s *Server) say(c client, answer *agentapi.Error) error {
 func (c client) extend(d time.Duration) { _ = c.SetDeadline(time.Now().Add(d)) }
 
 var codes = map[status.Reason]uint{
-	status.PodUnknown:    agentapi.CodePodUnknown,
-	status.NetnsRefused:  agentapi.CodeNamespace,
-	status.NoProxy:       agentapi.CodeNoProxy,
-	status.NoAnswer:      agentapi.CodeProxyRefused,
-	status.NoListeners:   agentapi.CodeProxyRefused,
-	status.ProxyRefused:  agentapi.CodeProxyRefused,
-	status.KernelRefused: agentapi.CodeKernel,
+	status.PodUnknown:     agentapi.CodePodUnknown,
+	status.SandboxUnknown: agentapi.CodePodUnknown,
+	status.NetnsRefused:   agentapi.CodeNamespace,
+	status.NoProxy:        agentapi.CodeNoProxy,
+	status.NoAnswer:       agentapi.CodeProxyRefused,
+	status.NoListeners:    agentapi.CodeProxyRefused,
+	status.ProxyRefused:   agentapi.CodeProxyRefused,
+	status.KernelRefused:  agentapi.CodeKernel,
 
 	// Of a pod that something else is being done with.
 	status.Cancelled:   agentapi.CodeTryAgain,

@@ -134,19 +134,20 @@ func TestVerbs(t *testing.T) {
 
 func TestReasonsBecomeCodes(t *testing.T) {
 	for reason, code := range map[status.Reason]uint{
-		status.NoProxy:       agentapi.CodeNoProxy,
-		status.NoAnswer:      agentapi.CodeProxyRefused,
-		status.NoListeners:   agentapi.CodeProxyRefused,
-		status.ProxyRefused:  agentapi.CodeProxyRefused,
-		status.KernelRefused: agentapi.CodeKernel,
-		status.PodUnknown:    agentapi.CodePodUnknown,
-		status.NetnsRefused:  agentapi.CodeNamespace,
-		status.Cancelled:     agentapi.CodeTryAgain,
-		status.Deleted:       agentapi.CodeTryAgain,
-		status.Capturing:     agentapi.CodeTryAgain,
-		status.Draining:      agentapi.CodeTryAgain,
-		status.Withdrawing:   agentapi.CodeTryAgain,
-		"NobodyThoughtOfIt":  agentapi.CodeInternal,
+		status.NoProxy:        agentapi.CodeNoProxy,
+		status.NoAnswer:       agentapi.CodeProxyRefused,
+		status.NoListeners:    agentapi.CodeProxyRefused,
+		status.ProxyRefused:   agentapi.CodeProxyRefused,
+		status.KernelRefused:  agentapi.CodeKernel,
+		status.PodUnknown:     agentapi.CodePodUnknown,
+		status.SandboxUnknown: agentapi.CodePodUnknown,
+		status.NetnsRefused:   agentapi.CodeNamespace,
+		status.Cancelled:      agentapi.CodeTryAgain,
+		status.Deleted:        agentapi.CodeTryAgain,
+		status.Capturing:      agentapi.CodeTryAgain,
+		status.Draining:       agentapi.CodeTryAgain,
+		status.Withdrawing:    agentapi.CodeTryAgain,
+		"NobodyThoughtOfIt":   agentapi.CodeInternal,
 	} {
 		t.Run(string(reason), func(t *testing.T) {
 			p := &pods{answers: map[string]error{"add": fmt.Errorf("wrapped: %w", &enroll.Failure{Reason: reason, Message: "bind: address in use"})}}
