@@ -239,7 +239,7 @@ func (p *pod) withdraw() {
 // that were not seen to stand are not counted on.
 func (p *pod) refused(err error) outcome {
 	out := outcome{state: status.Pending, reason: status.KernelRefused, message: err.Error()}
-	if p.adding == nil && p.decision.Capture && !(p.redirected() && p.verified) {
+	if p.adding == nil && p.decision.Capture && (!p.redirected() || !p.verified) {
 		out.state = status.Bypassing
 	}
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {

@@ -1,0 +1,96 @@
+package enroll
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+func TestProxyGoesAway(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		// One that drains is not connected any more, but listens.
+		w.proxySays(proxylink.NoProxy, "")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web noProxy")
+		s.set(func() { s.missing = "tcp" })
+		w.pass(10 * time.Second)
+		w.wantState("web Blocked NoProxy", "/run/netns/c1 has full+dns", "proxy has uid-web noProxy")
+		// The rules stay: closed is better than in the clear.
+		w.wantDone()
+		s.set(func() { s.missing = "" })
+		w.proxySays(proxylink.Acked, "")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+func TestRefusalOutsideAnAddIsRetriedForEver(t *testing.T) {
+	running(t, func(w *world, _ *space) {
+		w.proxySays(proxylink.Nacked, "::1: cannot assign requested address")
+		w.object("web", true)
+		w.wantDone("apply marks+dns", announced, "withdraw uid-web")
+		for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+			w.pass(pause*time.Second - time.Millisecond)
+			w.wantDone()
+			w.pass(time.Millisecond)
+			w.wantDone(announced, "withdraw uid-web")
+		}
+		if got := w.r.Report()[0]; got.State != status.Bypassing || got.Reason != status.ProxyRefused {
+			t.Errorf("got %s (%s)", got.State, got.Reason)
+		} else if !strings.Contains(got.Message, "::1: cannot assign requested address") {
+			t.Errorf("the proxy's own words are gone: %s", got.Message)
+		}
+		w.proxySays(proxylink.Acked, "")
+		w.pass(time.Minute)
+		w.wantDone(announced, "apply syn+dns", "expel")
+	})
+}
+
+// Two proxies: the newest refuses, the older serves. The pod is not withdrawn.
+func TestRefusalByOneOfTwo(t *testing.T) {
+	captured(t, func(w *world, _ *space) {
+		two := &twoProxies{world: w}
+		w.r.config.Proxies = two
+		w.proxySays(proxylink.Nacked, "port taken")
+		w.wantDone()
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web nacked")
+	})
+}
+
+func TestRefusalByOneOfTwoWhileRunning(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		w.r.config.Proxies = &twoProxies{world: w}
+		w.proxySays(proxylink.Nacked, "port taken")
+		s.set(func() { s.missing = "tcp" })
+		w.object("web", true)
+		w.wantDone("apply marks+dns", announced)
+		// Nobody says when the other one listens: it is looked for.
+		s.set(func() { s.missing = "" })
+		w.pass(listenerWatch)
+		w.wantDone("apply syn+dns", "expel")
+		w.wantState("web Captured OldConnections", "/run/netns/c1 has syn+dns", "proxy has uid-web nacked")
+	})
+}
+
+type twoProxies struct{ *world }
+
+func (p *twoProxies) Verdict(uid string) proxylink.Verdict {
+	v := p.world.Verdict(uid)
+	v.Acks = append(v.Acks, proxylink.Ack{Session: 0, PID: 6, State: proxylink.Acked})
+	return v
+}
+
+// A proxy that has acknowledged a pod and does not listen is looked at, not watched
+// without a pause.
+func TestListenersThatDoNotComeCostLittle(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.missing, s.looks = "tcp", 0 })
+		w.r.Wake("uid-web")
+		w.pass(10 * time.Second)
+		w.wantState("web Blocked ProxyDoesNotListen", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+		if s.looks < 5 || s.looks > 30 {
+			t.Errorf("looked %d times in 10 s", s.looks)
+		}
+	})
+}

@@ -1,0 +1,193 @@
+package enroll
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// A proxy that dials again is away for a moment: nothing is said of it. One that
+// stays away is said once.
+func TestLogOfAPodThatIsNotAsItShouldBe(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.missing = "tcp" })
+		w.proxySays(proxylink.NoProxy, "")
+		w.pass(warnAfter / 2)
+		s.set(func() { s.missing = "" })
+		w.proxySays(proxylink.Acked, "")
+		w.pass(time.Minute)
+		if got := w.logged.lines("WARN"); len(got) != 0 {
+			t.Errorf("for a moment's absence: %q", got)
+		}
+		s.set(func() { s.missing = "tcp" })
+		w.proxySays(proxylink.NoProxy, "")
+		w.pass(warnAfter)
+		w.pass(time.Hour)
+		if got := w.logged.lines("WARN"); len(got) != 1 || !strings.Contains(got[0], "state=Blocked reason=NoProxy") {
+			t.Errorf("for an hour's absence: %q", got)
+		}
+		s.set(func() { s.missing = "" })
+		w.proxySays(proxylink.Acked, "")
+		if got := w.logged.lines("as it should be again"); len(got) != 1 || !strings.Contains(got[0], "state=Captured") {
+			t.Errorf("when it is over: %q", got)
+		}
+	})
+}
+
+// A life in which nothing goes wrong is two lines.
+func TestLogOfAQuietLife(t *testing.T) {
+	for name, live := range map[string]func(*testing.T, func(*world, *space)){"labelled": captured, "not labelled": running} {
+		live(t, func(w *world, _ *space) {
+			w.pass(time.Hour)
+			w.restart()
+			w.del("web", "c1")
+			if got := w.logged.lines("pod="); len(got) > 2 {
+				t.Errorf("%s: more than two lines: %q", name, got)
+			}
+		})
+	}
+}
+
+func TestTheRuntimeHasNotToldOfAPod(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("early", true)
+		w.object("plain", false)
+		for _, p := range w.r.Report() {
+			if p.Netns.Known || p.Rules.State != status.Unknown || p.Listeners.Known {
+				t.Errorf("more is known of %s than can be: %+v", p.Name, p)
+			}
+		}
+		w.wantState("early Pending NetworkNamespaceUnknown", "plain NotCaptured NotLabelled")
+		first := w.r.Report()[0].Since
+		w.pass(time.Minute)
+		if got := w.r.Report()[0].Since; first.IsZero() || !got.Equal(first) {
+			t.Errorf("since %s, then since %s", first, got)
+		}
+	})
+}
+
+func TestPodsAreCountedByStateAndReason(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.object("early", true)
+		if err := w.add("web", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		const want = `
+# HELP fairlead_pods Pods of the node, by state and reason.
+# TYPE fairlead_pods gauge
+fairlead_pods{reason="NetworkNamespaceUnknown",state="Pending"} 1
+fairlead_pods{reason="NoProxy",state="Blocked"} 0
+fairlead_pods{reason="NoProxy",state="Bypassing"} 0
+fairlead_pods{reason="OK",state="Captured"} 1
+`
+		if err := testutil.CollectAndCompare(w.r, strings.NewReader(want)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestManyAtOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var wg sync.WaitGroup
+		const pods = 50
+		for i := range pods {
+			w.object(fmt.Sprint(i), true)
+		}
+		for i := range pods {
+			wg.Go(func() {
+				name := fmt.Sprint(i)
+				for round := range 5 {
+					container := fmt.Sprintf("c%d-%d", i, round)
+					if err := w.add(name, container); err != nil {
+						t.Error(err)
+					}
+					if round%2 == 1 {
+						if err := w.r.Del(w.t.Context(), sandboxOf(name, container)); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+		}
+		wg.Wait()
+		count := map[status.State]int{}
+		for _, p := range w.r.Report() {
+			count[p.State]++
+		}
+		if count[status.Captured] != pods || len(count) != 1 {
+			t.Errorf("states %v, want all %d captured", count, pods)
+		}
+	})
+}
+
+func TestHealthy(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		if err := w.r.Healthy(); err != nil {
+			t.Errorf("a quiet reconciler: %v", err)
+		}
+		// Both workers are held by namespaces that do not answer.
+		release := make(chan struct{})
+		w.object("other", false)
+		if err := w.add("other", "c2"); err != nil {
+			t.Fatal(err)
+		}
+		for _, blocked := range []*space{s, w.space("c2")} {
+			blocked.set(func() { blocked.block = release })
+		}
+		w.object("web", true)
+		w.object("other", true)
+		w.pass(29 * time.Second)
+		if err := w.r.Healthy(); err != nil {
+			t.Errorf("after 29 s: %v", err)
+		}
+		w.pass(6 * time.Second)
+		if err := w.r.Healthy(); err == nil {
+			t.Error("no worker is free, yet all is well")
+		}
+		close(release)
+		w.pass(time.Second)
+		if err := w.r.Healthy(); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+	})
+}
+
+func TestOnePodThatHoldsAWorker(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		release := make(chan struct{})
+		s.set(func() { s.block = release })
+		w.object("web", true)
+		w.pass(59 * time.Second)
+		if err := w.r.Healthy(); err != nil {
+			t.Errorf("after 59 s: %v", err)
+		}
+		w.pass(2 * time.Second)
+		if err := w.r.Healthy(); err == nil {
+			t.Error("a pod has held a worker for a minute, yet all is well")
+		}
+		close(release)
+		synctest.Wait()
+	})
+}
+
+func TestNewRefusesWhatIsMissing(t *testing.T) {
+	if _, err := New(Config{}); err == nil {
+		t.Error("an empty configuration is accepted")
+	}
+	inWorld(t, func(w *world) {
+		c := w.r.config
+		c.Workers = 0
+		if _, err := New(c); err == nil {
+			t.Error("no workers are accepted")
+		}
+	})
+}

@@ -1,0 +1,155 @@
+package enroll
+
+import (
+	"cmp"
+	"context"
+	"strings"
+
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// A space is a namespace as a Kernel sees it.
+type space struct {
+	w       *world
+	path    string
+	open    int
+	rules   string // what is applied, as text
+	missing string // listeners that are not there: "tcp", "dns"
+	proxied int
+	looks   int              // at the listeners
+	fail    map[string]error // by verb
+	block   chan struct{}    // Apply hangs until it is closed
+}
+
+func (w *world) space(container string) *space {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	path := "/run/netns/" + container
+	if w.spaces[path] == nil {
+		w.spaces[path] = &space{w: w, path: path, fail: map[string]error{}}
+	}
+	return w.spaces[path]
+}
+
+func (w *world) find(path string) (sandbox.Place, error) {
+	s := w.space(strings.TrimPrefix(path, "/run/netns/"))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return sandbox.Place{Path: path, Source: sandbox.SourceADD}, s.fail["find"]
+}
+
+func (w *world) gone(place sandbox.Place) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.spaces[place.Path].fail["gone"] != nil
+}
+
+func (w *world) open(place sandbox.Place) (Kernel, error) {
+	s := w.space(strings.TrimPrefix(place.Path, "/run/netns/"))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := s.fail["open"]; err != nil {
+		return nil, err
+	}
+	s.open++
+	return s, nil
+}
+
+// set changes a space while the reconciler may look at it.
+func (s *space) set(change func()) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	change()
+}
+
+func describe(want ruleset.Config) string {
+	text := want.Form.String()
+	if want.CaptureDNS {
+		text += "+dns"
+	}
+	if want.Ingress {
+		text += "+ingress"
+	}
+	return text
+}
+
+func (s *space) Netns() *netns.Handle { return nil }
+
+func (s *space) Fingerprint() string { return "print of " + s.rules }
+
+func (s *space) Apply(_ context.Context, want ruleset.Config) error {
+	s.w.mu.Lock()
+	block := s.block
+	s.w.mu.Unlock()
+	if block != nil {
+		<-block
+	}
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := cmp.Or(s.fail["apply"], s.w.step()); err != nil {
+		return err
+	}
+	s.rules = describe(want)
+	s.w.note("apply %s", s.rules)
+	return nil
+}
+
+func (s *space) Check(_ context.Context, want ruleset.Config) (string, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := s.fail["check"]; err != nil {
+		return "", err
+	}
+	if s.rules != describe(want) {
+		return "table inet fairlead is missing", s.fail["look"]
+	}
+	return "", s.fail["look"]
+}
+
+func (s *space) Expel(context.Context) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := cmp.Or(s.fail["expel"], s.w.step()); err != nil {
+		return err
+	}
+	s.w.note("expel")
+	return nil
+}
+
+func (s *space) Remove(context.Context) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := cmp.Or(s.fail["remove"], s.w.step()); err != nil {
+		return err
+	}
+	s.rules = ""
+	s.w.note("remove")
+	return nil
+}
+
+func (s *space) Listeners(context.Context) (status.Listeners, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := s.fail["listeners"]; err != nil {
+		return status.Listeners{}, err
+	}
+	s.looks++
+	tcp := s.missing != "tcp"
+	return status.Listeners{Known: true, Outbound: tcp, Inbound: tcp, HBONE: tcp, DNS: s.missing != "dns"}, nil
+}
+
+func (s *space) Proxied(context.Context) (int, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	return s.proxied, s.fail["proxied"]
+}
+
+func (s *space) Close() error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.open--
+	return nil
+}
