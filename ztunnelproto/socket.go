@@ -14,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// DefaultSocket is where agent and proxy of an ambient mesh meet by default.
+const DefaultSocket = "/var/run/ztunnel/ztunnel.sock"
+
 const (
 	network = "unixpacket"
 	// A listener is bound under its path and this, then renamed to its path.

@@ -4,18 +4,22 @@
 //
 // # Failures it survives
 //
-//   - A typing error, a field of another version, a value of another type: refused by
-//     name, the first one only, since what follows it may be meant otherwise.
-//   - A value out of range: refused with the field's name, what stands there and what
-//     may stand there; all such values are named at once.
+//   - A field that does not exist or stands twice, a value of another type or out of
+//     range: refused with the field's name, what stands there and what may stand
+//     there, all of them at once.
 //   - A path too long for a socket, waits too long for the plugin: refused here, and
 //     not by the kernel at the start or by the runtime at a pod's ADD.
-//   - A file of another kind or version: refused before any of its fields is read.
+//   - A file of another kind or version: refused before any of its fields is read. Of
+//     several documents in one file the second would be overlooked: refused.
+//   - What is valid and hardly meant: [Config.Warnings] says it.
 package config
 
 import (
+	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -25,10 +29,12 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"sigs.k8s.io/yaml"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/strictyaml"
+	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
 
 // The file's own identity, and where it lies unless said otherwise.
@@ -100,7 +106,7 @@ func Default() Config {
 	return Config{
 		TypeMeta:          metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind},
 		RunDir:            "/run/fairlead",
-		ProxySocket:       "/var/run/ztunnel/ztunnel.sock",
+		ProxySocket:       ztunnelproto.DefaultSocket,
 		HTTPAddress:       ":15014",
 		LogLevel:          slog.LevelInfo,
 		ExcludeNamespaces: []string{"kube-system"},
@@ -138,30 +144,54 @@ func Load(path string) (Config, error) {
 
 // Parse reads a configuration, fills in the defaults and validates it.
 func Parse(text []byte) (Config, error) {
-	var head metav1.TypeMeta
-	if err := yaml.Unmarshal(text, &head); err != nil {
-		return Config{}, fmt.Errorf("not YAML: %w", err)
+	doc, err := strictyaml.Parse(text)
+	if err == nil {
+		err = single(text)
 	}
-	if head.APIVersion != APIVersion || head.Kind != Kind {
-		return Config{}, fmt.Errorf("the file is %q %q, but this agent reads apiVersion: %s, kind: %s", head.APIVersion, head.Kind, APIVersion, Kind)
+	if err != nil {
+		return Config{}, err
 	}
-	defaults := Default()
-	c := defaults
-	// A list replaces the default as a whole; decoded over it, their elements would mix.
-	c.ExcludeNamespaces, c.EnablementSelectors = nil, nil
-	if err := yaml.UnmarshalStrict(text, &c); err != nil {
-		return Config{}, fmt.Errorf("invalid configuration: %w", err)
+	if version, kind := doc.Text("apiVersion"), doc.Text("kind"); version != APIVersion || kind != Kind {
+		return Config{}, fmt.Errorf("the file has apiVersion %q and kind %q, but this agent reads apiVersion: %s, kind: %s", version, kind, APIVersion, Kind)
 	}
-	if c.ExcludeNamespaces == nil {
-		c.ExcludeNamespaces = defaults.ExcludeNamespaces
-	}
-	if c.EnablementSelectors == nil {
-		c.EnablementSelectors = defaults.EnablementSelectors
-	}
+	c := Default()
+	problems := doc.Decode(&c)
 	if err := c.Validate(); err != nil {
-		return Config{}, fmt.Errorf("invalid configuration:\n%w", err)
+		problems = append(problems, err)
+	}
+	if problems != nil {
+		return Config{}, fmt.Errorf("invalid configuration:\n%w", errors.Join(problems...))
 	}
 	return c, nil
+}
+
+// single refuses what follows the first document and would not be read.
+func single(text []byte) error {
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	for found := 0; ; {
+		part, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("not YAML: %w", err)
+		}
+		if doc, err := strictyaml.Parse(part); err == nil && doc.Empty() {
+			continue
+		}
+		if found++; found > 1 {
+			return errors.New("the file has more than one YAML document, set apart by ---; a configuration is one")
+		}
+	}
+}
+
+// Warnings says what is valid and hardly meant.
+func (c Config) Warnings() []string {
+	var warnings []string
+	if len(c.EnablementSelectors) == 0 {
+		warnings = append(warnings, "enablementSelectors is an empty list: no pod is captured, whatever its labels say; leave the field out for the default")
+	}
+	return warnings
 }
 
 // Validate says all that is wrong with the configuration.
@@ -177,9 +207,11 @@ func (c Config) Validate() error {
 		wait("waits.proxy", c.Waits.Proxy, 0),
 		wait("waits.ack", c.Waits.Ack, time.Millisecond),
 		between("ackTimeout", c.AckTimeout, time.Millisecond, time.Minute),
-		between("releaseGrace", c.ReleaseGrace, 0, c.DrainTimeout.Duration),
 		between("drainTimeout", c.DrainTimeout, 0, time.Hour),
 		between("sweepInterval", c.SweepInterval, 10*time.Millisecond, time.Hour),
+	}
+	if grace, drain := c.ReleaseGrace.Duration, c.DrainTimeout.Duration; grace < 0 || grace > drain {
+		errs = append(errs, fmt.Errorf("releaseGrace: %s is not between 0s and drainTimeout, which is %s", grace, drain))
 	}
 	if c.HTTPAddress != "" {
 		if _, _, err := net.SplitHostPort(c.HTTPAddress); err != nil {
@@ -192,25 +224,36 @@ func (c Config) Validate() error {
 // Policy returns what the configuration says of which pods are captured.
 func (c Config) Policy() (intent.Policy, error) {
 	p := intent.Policy{ExcludeNamespaces: c.ExcludeNamespaces, CaptureDNS: c.DNSCapture}
+	var errs []error
 	for i, s := range c.EnablementSelectors {
-		pod, podErr := selector(s.PodSelector)
-		namespace, nsErr := selector(s.NamespaceSelector)
-		if err := errors.Join(podErr, nsErr); err != nil {
-			return intent.Policy{}, fmt.Errorf("enablementSelectors[%d]: %w", i, err)
-		}
+		field := fmt.Sprintf("enablementSelectors[%d].", i)
+		pod, podErr := selector(field+"podSelector", s.PodSelector)
+		namespace, nsErr := selector(field+"namespaceSelector", s.NamespaceSelector)
+		errs = append(errs, podErr, nsErr)
 		p.Selectors = append(p.Selectors, intent.Selector{Pod: pod, Namespace: namespace})
 	}
-	return p, nil
+	return p, errors.Join(errs...)
 }
 
 // File returns the path of a file in the run directory.
 func (c Config) File(name string) string { return filepath.Join(c.RunDir, name) }
 
-func selector(s *metav1.LabelSelector) (labels.Selector, error) {
+func selector(field string, s *metav1.LabelSelector) (labels.Selector, error) {
 	if s == nil {
 		return labels.Everything(), nil
 	}
-	return metav1.LabelSelectorAsSelector(s)
+	for i, e := range s.MatchExpressions {
+		switch e.Operator {
+		case metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist:
+		default:
+			return nil, fmt.Errorf("%s.matchExpressions[%d].operator: %q is not In, NotIn, Exists or DoesNotExist", field, i, e.Operator)
+		}
+	}
+	parsed, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", field, err)
+	}
+	return parsed, nil
 }
 
 // maxSocketPath is what the kernel takes (107 bytes), less the ending under which a
@@ -229,8 +272,12 @@ func socket(field, value, path string) error {
 }
 
 func family(field string, addr netip.Addr, ok bool, want string) error {
+	text := ""
+	if addr.IsValid() {
+		text = addr.String()
+	}
 	if !ok {
-		return fmt.Errorf("%s: %q is not an %s address", field, addr, want)
+		return fmt.Errorf("%s: %q is not an %s address", field, text, want)
 	}
 	return nil
 }

@@ -93,39 +93,104 @@ waits: {proxy: 250ms}
 
 func TestRefusals(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
-		"not YAML":         {"\t{", "not YAML"},
-		"another kind":     {"apiVersion: v1\nkind: ConfigMap\n", `"v1" "ConfigMap"`},
-		"another version":  {"apiVersion: agent.fairlead.io/v2\nkind: AgentConfig\n", "agent.fairlead.io/v1alpha1"},
-		"empty":            {"", "AgentConfig"},
-		"unknown field":    {head + "dnsCaptrue: true\n", "dnsCaptrue"},
-		"unknown inside":   {head + "waits: {prxy: 1s}\n", "prxy"},
-		"field twice":      {head + "runDir: /a\nrunDir: /b\n", "runDir"},
-		"relative path":    {head + "runDir: run\n", "runDir"},
-		"wrong type":       {head + "dnsCapture: 3\n", "dnsCapture"},
-		"log level":        {head + "logLevel: loud\n", "loud"},
-		"duration":         {head + "ackTimeout: 5\n", "ackTimeout"},
-		"pod wait":         {head + "waits: {pod: 9s}\n", "waits.pod: 9s is not at least 0s and less than 9s; the plugin gives an ADD up after 10s"},
-		"proxy wait":       {head + "waits: {proxy: 2m}\n", "waits.proxy: 2m0s"},
-		"ack wait":         {head + "waits: {ack: 0s}\n", "waits.ack: 0s is not at least 1ms"},
-		"grace over drain": {head + "releaseGrace: 10s\ndrainTimeout: 5s\n", "releaseGrace: 10s is not between 0s and 5s"},
-		"wrong family":     {head + "probeAddresses: {ipv4: 'fd16::1'}\n", "probeAddresses.ipv4"},
-		"http address":     {head + "httpAddress: localhost\n", "httpAddress"},
-		"selector":         {head + "enablementSelectors: [{podSelector: {matchExpressions: [{key: a, operator: Is}]}}]\n", "enablementSelectors[0]"},
+		"not YAML":          {"\t{", "not YAML: found character that cannot start any token"},
+		"another kind":      {"apiVersion: v1\nkind: ConfigMap\n", `the file has apiVersion "v1" and kind "ConfigMap", but this agent reads`},
+		"another version":   {"apiVersion: agent.fairlead.io/v2\nkind: AgentConfig\n", "apiVersion: agent.fairlead.io/v1alpha1"},
+		"other case":        {"apiversion: agent.fairlead.io/v1alpha1\nkind: AgentConfig\n", `the file has apiVersion ""`},
+		"empty":             {"", "AgentConfig"},
+		"a list":            {"- apiVersion: v1\n", "not a mapping of fields"},
+		"a second document": {head + "---\nlogLevel: debug\n", "more than one YAML document"},
+		"unknown field":     {head + "dnsCaptrue: true\n", `unknown field "dnsCaptrue" (did you mean "dnsCapture"?)`},
+		"unknown inside":    {head + "waits: {prxy: 1s}\n", `unknown field "waits.prxy" (did you mean "proxy"?)`},
+		"unknown deep inside": {
+			head + "enablementSelectors: [{podSelector: {labels: {a: b}}}]\n",
+			`unknown field "enablementSelectors[0].podSelector.labels" (known here: matchExpressions, matchLabels)`,
+		},
+		"field in lower case": {head + "loglevel: debug\n", `unknown field "loglevel" (did you mean "logLevel"?)`},
+		"field in upper case": {head + "RUNDIR: /run/x\n", `unknown field "RUNDIR" (did you mean "runDir"?)`},
+		"field twice":         {head + "runDir: /a\nrunDir: /b\n", `line 4: the field "runDir" stands here for the second time`},
+		"relative path":       {head + "runDir: run\n", `runDir: "run" is not an absolute path`},
+		"wrong type":          {head + "dnsCapture: 3\n", "dnsCapture: 3 is not true or false"},
+		"text for a list":     {head + "excludeNamespaces: kube-system\n", `excludeNamespaces: "kube-system" is not a list`},
+		"label of other type": {head + "enablementSelectors: [{podSelector: {matchLabels: {a: on}}}]\n", "podSelector.matchLabels[a]: true is not a string: put it in quotes"},
+		"log level":           {head + "logLevel: verbose\n", `logLevel: "verbose" is not debug, info, warn or error`},
+		"duration as text":    {head + "sweepInterval: 5 minutes\n", `sweepInterval: "5 minutes" is not a duration such as 10s`},
+		"duration as number":  {head + "sweepInterval: 10\n", "sweepInterval: 10 is not a duration such as 10s"},
+		"pod wait":            {head + "waits: {pod: 9s}\n", "waits.pod: 9s is not at least 0s and less than 9s; the plugin gives an ADD up after 10s"},
+		"proxy wait":          {head + "waits: {proxy: 2m}\n", "waits.proxy: 2m0s"},
+		"ack wait":            {head + "waits: {ack: 0s}\n", "waits.ack: 0s is not at least 1ms"},
+		"grace over drain":    {head + "releaseGrace: 10s\ndrainTimeout: 5s\n", "releaseGrace: 10s is not between 0s and drainTimeout, which is 5s"},
+		"no address":          {head + "probeAddresses: {ipv4: localhost}\n", `probeAddresses.ipv4: "localhost" is not an IP address`},
+		"empty address":       {head + "probeAddresses: {ipv6: ''}\n", `probeAddresses.ipv6: "" is not an IPv6 address`},
+		"wrong family":        {head + "probeAddresses: {ipv4: 'fd16::1'}\n", `probeAddresses.ipv4: "fd16::1" is not an IPv4 address`},
+		"http address":        {head + "httpAddress: localhost\n", `httpAddress: "localhost" is not host:port or :port`},
+		"operator": {
+			head + "enablementSelectors: [{podSelector: {matchExpressions: [{key: a, operator: Is}]}}]\n",
+			`enablementSelectors[0].podSelector.matchExpressions[0].operator: "Is" is not In, NotIn, Exists or DoesNotExist`,
+		},
+		"selector": {
+			head + "enablementSelectors: [{}, {namespaceSelector: {matchLabels: {a b: c}}}]\n",
+			"enablementSelectors[1].namespaceSelector: ",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := config.Parse([]byte(test.text))
 			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("got %v, want an error that says %q", err, test.want)
+				t.Errorf("got %v\nwant an error that says %s", err, test.want)
+			}
+			if err != nil && (strings.Contains(err.Error(), "json") || strings.Contains(err.Error(), "Go ")) {
+				t.Errorf("%v: says how the file is read, which is nothing to its author", err)
 			}
 		})
 	}
 }
 
-func TestAllValuesOutOfRangeAreNamedAtOnce(t *testing.T) {
-	_, err := config.Parse([]byte(head + "runDir: run\nproxySocket: sock\nwaits: {ack: 1h}\n"))
-	for _, field := range []string{"runDir", "proxySocket", "waits.ack"} {
+func TestAllThatIsWrongIsNamedAtOnce(t *testing.T) {
+	_, err := config.Parse([]byte(head + `
+runDir: run
+runDir: run
+loglevel: debug
+proxySocket: sock
+dnsCapture: perhaps
+probeAddresses: {ipv4: x, ipv6: y}
+waits: {ack: 1h, pdo: 1s}
+enablementSelectors: [{podSelector: {matchLabels: {a: ";"}}}, {namespaceSelector: {matchLabels: {b: ";"}}}]
+sweepInterval: often
+`))
+	for _, field := range []string{
+		`"runDir" stands here for the second time`, "runDir: ", "loglevel", "proxySocket", "dnsCapture", "probeAddresses.ipv4", "probeAddresses.ipv6",
+		"waits.ack", "waits.pdo", "enablementSelectors[0]", "enablementSelectors[1]", "sweepInterval",
+	} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("got %v, which does not name %s", err, field)
+		}
+	}
+}
+
+// What stands around the one document does not matter.
+func TestSeparators(t *testing.T) {
+	for _, text := range []string{"---\n" + head, "# ours\n---\n" + head, head + "---\n# the end\n", head + "---\n"} {
+		if _, err := config.Parse([]byte(text)); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                            "",
+		"enablementSelectors:\n":      "", // left out
+		"enablementSelectors: []\n":   "enablementSelectors is an empty list: no pod is captured",
+		"enablementSelectors: [{}]\n": "",
+	} {
+		c, err := config.Parse([]byte(head + text))
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		got := c.Warnings()
+		if len(got) > 1 || (len(got) == 1) != (want != "") || !strings.Contains(strings.Join(got, ""), want) {
+			t.Errorf("%q: warnings %q, want %q", text, got, want)
 		}
 	}
 }

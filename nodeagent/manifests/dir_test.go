@@ -195,14 +195,20 @@ func TestOnePodInTwoFiles(t *testing.T) {
 
 func TestRefusedDocuments(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
-		"label spelt wrong": {"apiVersion: v1\nkind: Pod\nmetadata: {name: a, lables: {}}\n", "lables"},
-		"another kind":      {"apiVersion: apps/v1\nkind: Deployment\n", `"Deployment"`},
-		"no name":           {"apiVersion: v1\nkind: Pod\n", "metadata.name"},
-		"namespace no name": {"apiVersion: v1\nkind: Namespace\n", "metadata.name"},
-		"namespace field":   {"apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\nspce: {}\n", "spce"},
-		"bad IP":            {pod("a", "") + "status: {podIPs: [{ip: 10.0.0.256}]}\n", "status.podIPs"},
-		"second document":   {pod("a", "") + "---\nkind: Pod\n", "document 2"},
-		"not an object":     {"[]", "document 1"},
+		"label spelt wrong":   {"apiVersion: v1\nkind: Pod\nmetadata: {name: a, lables: {}}\n", `x.yml: document 1: not a Pod: unknown field "metadata.lables" (did you mean "labels"?)`},
+		"field in other case": {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {nodename: x}\n", `document 1: not a Pod: unknown field "spec.nodename" (did you mean "nodeName"?)`},
+		"two labels of another type": {
+			"apiVersion: v1\nkind: Namespace\nmetadata: {name: a, labels: {a: on, b: 1}}\n",
+			`not a Namespace: metadata.labels[a]: true is not a string: put it in quotes; metadata.labels[b]: 1 is not a string: put it in quotes`,
+		},
+		"metadata in other case": {"apiVersion: v1\nkind: Pod\nMetadata: {name: a}\n", `unknown field "Metadata"`},
+		"another kind":           {"apiVersion: apps/v1\nkind: Deployment\n", `"Deployment"`},
+		"no name":                {"apiVersion: v1\nkind: Pod\n", "metadata.name"},
+		"namespace no name":      {"apiVersion: v1\nkind: Namespace\n", "metadata.name"},
+		"namespace field":        {"apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\nspce: {}\n", `unknown field "spce" (did you mean "spec"?)`},
+		"bad IP":                 {pod("a", "") + "status: {podIPs: [{ip: 10.0.0.256}]}\n", `status.podIPs: "10.0.0.256" is not an IP address`},
+		"second document":        {pod("a", "") + "---\nkind: Pod\n", "document 2"},
+		"not an object":          {"[]", "document 1: not a mapping of fields"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := start(t, 5*time.Millisecond)

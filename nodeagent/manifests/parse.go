@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
-	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/strictyaml"
 )
 
 // documents is what one file holds.
@@ -44,35 +45,48 @@ func parse(text []byte) (documents, error) {
 }
 
 // add reads one document; an empty one, or one of comments only, is nothing.
-func (d *documents) add(doc []byte) error {
-	var head *metav1.TypeMeta
-	if err := yaml.Unmarshal(doc, &head); err != nil {
-		return fmt.Errorf("not YAML: %w", err)
+func (d *documents) add(text []byte) error {
+	doc, err := strictyaml.Parse(text)
+	if err != nil || doc.Empty() {
+		return err
 	}
-	if head == nil {
-		return nil
-	}
-	switch head.APIVersion + " " + head.Kind {
+	switch version, kind := doc.Text("apiVersion"), doc.Text("kind"); version + " " + kind {
 	case "v1 Pod":
 		return d.addPod(doc)
 	case "v1 Namespace":
-		var ns corev1.Namespace
-		if err := yaml.UnmarshalStrict(doc, &ns); err != nil {
-			return fmt.Errorf("not a Namespace: %w", err)
-		}
-		if ns.Name == "" {
-			return errors.New("a Namespace without metadata.name")
-		}
-		d.namespaces = append(d.namespaces, intent.Namespace{Name: ns.Name, Labels: ns.Labels, Annotations: ns.Annotations})
-		return nil
+		return d.addNamespace(doc)
 	default:
-		return fmt.Errorf("apiVersion %q, kind %q: only v1 Pod and v1 Namespace are read here", head.APIVersion, head.Kind)
+		return fmt.Errorf("apiVersion %q, kind %q: only v1 Pod and v1 Namespace are read here", version, kind)
 	}
 }
 
-func (d *documents) addPod(doc []byte) error {
+// decode reads a document strictly. Its error is one line, for a list of problems.
+func decode(doc *strictyaml.Document, into any) error {
+	var texts []string
+	for _, problem := range doc.Decode(into) {
+		texts = append(texts, problem.Error())
+	}
+	if texts == nil {
+		return nil
+	}
+	return errors.New(strings.Join(texts, "; "))
+}
+
+func (d *documents) addNamespace(doc *strictyaml.Document) error {
+	var ns corev1.Namespace
+	if err := decode(doc, &ns); err != nil {
+		return fmt.Errorf("not a Namespace: %w", err)
+	}
+	if ns.Name == "" {
+		return errors.New("a Namespace without metadata.name")
+	}
+	d.namespaces = append(d.namespaces, intent.Namespace{Name: ns.Name, Labels: ns.Labels, Annotations: ns.Annotations})
+	return nil
+}
+
+func (d *documents) addPod(doc *strictyaml.Document) error {
 	var pod corev1.Pod
-	if err := yaml.UnmarshalStrict(doc, &pod); err != nil {
+	if err := decode(doc, &pod); err != nil {
 		return fmt.Errorf("not a Pod: %w", err)
 	}
 	if pod.Name == "" {
@@ -93,7 +107,7 @@ func (d *documents) addPod(doc []byte) error {
 	for _, ip := range pod.Status.PodIPs {
 		addr, err := netip.ParseAddr(ip.IP)
 		if err != nil {
-			return fmt.Errorf("pod %s/%s: status.podIPs: %w", p.Namespace, p.Name, err)
+			return fmt.Errorf("pod %s/%s: status.podIPs: %q is not an IP address", p.Namespace, p.Name, ip.IP)
 		}
 		p.IPs = append(p.IPs, addr)
 	}
