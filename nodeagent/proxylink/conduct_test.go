@@ -165,6 +165,9 @@ func TestWhoBehavesBadlyIsHeld(t *testing.T) {
 	good.dial().hello().sync()
 	l.verdict("a", "acked by "+good.String())
 	l.expectStates("synced held")
+	if got := l.acks("a"); got != "3 acked" {
+		t.Errorf("acks: %s: who is held has no say", got)
+	}
 	if ready, err := held.conn.Ready(); ready || err != nil {
 		t.Errorf("something came: %v, %v", ready, err)
 	}
@@ -182,7 +185,9 @@ func TestWhoIsHeldIsServedInTheEnd(t *testing.T) {
 	p := l.process(2)
 	p.misbehave()
 	eventually(t, "the end", func() bool { return len(l.Sessions()) == 0 })
-	p.dial().hello().sync()
+	c := p.dial()
+	l.expectStates("hello")
+	c.hello().sync()
 	l.expectStates("synced")
 }
 
