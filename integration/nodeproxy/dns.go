@@ -14,8 +14,7 @@ import (
 
 const (
 	maxMessage  = 65535
-	dnsTimeout  = 2 * time.Second // for one name server
-	dnsInFlight = 256             // queries at once in one pod
+	dnsInFlight = 256 // queries at once in one pod
 	dnsHeader   = 12
 )
 
@@ -85,7 +84,7 @@ func (s *server) ask(ctx context.Context, upstream netip.AddrPort, query []byte)
 		return nil, err
 	}
 	defer func() { _ = conn.Close() }() // nothing to lose
-	ctx, cancel := context.WithTimeout(ctx, dnsTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.env.dnsTimeout)
 	defer cancel()
 	// Fails only on a closed connection.
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()

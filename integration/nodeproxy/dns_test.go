@@ -206,7 +206,7 @@ func TestDNSWithoutAnyServerFailsAtOnce(t *testing.T) {
 
 func TestDNSFromASilentServer(t *testing.T) {
 	netlab.Kernel(t)
-	p := newPod(t, nodeproxy.Config{DNS: nameServers(t, "10.0.0.2")})
+	p := newPod(t, nodeproxy.Config{DNS: nameServers(t, "10.0.0.2"), DNSTimeout: 50 * time.Millisecond})
 	silent, err := p.peer.ListenPacket("10.0.0.2:53")
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
@@ -88,8 +89,11 @@ func (s *session) run(ctx context.Context) error {
 	for {
 		var request ztunnelproto.WorkloadRequest
 		file, err := s.conn.Receive(&request)
-		if errors.Is(err, io.EOF) || ctx.Err() != nil {
+		switch {
+		case errors.Is(err, io.EOF) || ctx.Err() != nil:
 			return errors.New("it was closed")
+		case errors.As(err, new(syscall.Errno)):
+			return err // the connection broke; there is nothing to answer, and nobody
 		}
 		if err != nil {
 			err = disconnectError{err}

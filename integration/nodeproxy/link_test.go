@@ -1,11 +1,14 @@
 package nodeproxy_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -185,6 +188,51 @@ func TestPendingWorkloadsAreForgottenOnANewConnection(t *testing.T) {
 	n.wantReady()
 }
 
+// An agent that is killed resets the connection, which is no request.
+func TestWhatIsLoggedWhenTheAgentIsKilled(t *testing.T) {
+	var log syncBuffer
+	n := newNode(t, nodeproxy.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	l := n.accept()
+	l.send(add("uid0"), noNamespace(t))
+	l.send(snapshot(), nil)
+	n.wantUnready("workload uid0 is pending: not a namespace")
+	_ = l.conn.Close() // with an answer that nobody has read
+	n.acceptSynced()
+	n.wantReady()
+	text := log.String()
+	for _, want := range []string{`msg="refused the agent's request" uid=uid0`, `msg="disconnected from the agent, connecting again"`, `msg="workload will not be tried again" uid=uid0`} {
+		if strings.Count(text, want) != 1 {
+			t.Errorf("not logged once: %s", want)
+		}
+	}
+	for _, wrong := range []string{`uid=""`, "workload has ended"} {
+		if strings.Contains(text, wrong) {
+			t.Errorf("logged: %s", wrong)
+		}
+	}
+	if t.Failed() {
+		t.Logf("the log:\n%s", text)
+	}
+}
+
+// A syncBuffer is written and read at once.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
 func TestTheProxyFindsAnAgentThatComesLate(t *testing.T) {
 	n := newNode(t, nodeproxy.Config{})
 	l := n.acceptSynced()
@@ -271,7 +319,8 @@ func TestFaultDieAfterAcks(t *testing.T) {
 func TestConfigIsChecked(t *testing.T) {
 	for want, cfg := range map[string]nodeproxy.Config{
 		"must not be negative":                         {Drain: -1},
-		"retry and drain":                              {Retry: -1},
+		"retry, drain and DNS timeout must not be":     {Retry: -1},
+		"timeout must not be negative":                 {DNSTimeout: -1},
 		"127.0.0.53:53 cannot be reached from inside":  {DNS: nameServers(t, "127.0.0.53")},
 		"[::]:5353 cannot be reached from inside":      {DNS: nameServers(t, "[::]:5353")},
 		"0.0.0.0:53 cannot be reached from inside a p": {DNS: nameServers(t, "10.0.0.10", "0.0.0.0")},

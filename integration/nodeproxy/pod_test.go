@@ -35,6 +35,9 @@ type pod struct {
 // newPod captures a pod. prepare is done to it before the proxy comes.
 func newPod(t *testing.T, cfg nodeproxy.Config, prepare ...func(app *netlab.NS)) *pod {
 	t.Helper()
+	if cfg.DNSTimeout == 0 {
+		cfg.DNSTimeout = patience // name servers in tests answer, if slowly on a busy machine
+	}
 	n := newNode(t, cfg)
 	p := &pod{node: n, app: netlab.NewNS(t, "pod"), peer: netlab.NewNS(t, "peer")}
 	netlab.Connect(t,

@@ -11,18 +11,19 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-)
 
-// DefaultZDS is where the agent listens unless it is told otherwise.
-const DefaultZDS = "/var/run/ztunnel/ztunnel.sock"
+	"github.com/fairlead-mesh/fairlead/ztunnelproto"
+)
 
 // Config of a Proxy. The zero value is a proxy without DNS, and without HTTP.
 type Config struct {
-	// ZDS is the path of the agent's socket: DefaultZDS.
+	// ZDS is the path of the agent's socket: ztunnelproto.DefaultSocket.
 	ZDS string
 	// DNS are the name servers that captured queries are forwarded to. Without any
 	// the proxy does not listen for DNS.
 	DNS []netip.AddrPort
+	// DNSTimeout is how long one of them may take to answer before the next is asked: 2 s.
+	DNSTimeout time.Duration
 	// Admin is the address that serves Handler, in the proxy's own namespace. Empty: none.
 	Admin string
 	// Readiness is one more such address, for probes from outside. Empty: none.
@@ -49,7 +50,7 @@ type Proxy struct {
 // New checks cfg and starts nothing.
 func New(cfg Config) (*Proxy, error) {
 	if cfg.ZDS == "" {
-		cfg.ZDS = DefaultZDS
+		cfg.ZDS = ztunnelproto.DefaultSocket
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -57,14 +58,17 @@ func New(cfg Config) (*Proxy, error) {
 	if !filepath.IsAbs(cfg.ZDS) {
 		return nil, fmt.Errorf("cannot set up the node proxy: socket path %q must be absolute", cfg.ZDS)
 	}
-	if cfg.Retry < 0 || cfg.Drain < 0 {
-		return nil, errors.New("cannot set up the node proxy: retry and drain must not be negative")
+	if cfg.Retry < 0 || cfg.Drain < 0 || cfg.DNSTimeout < 0 {
+		return nil, errors.New("cannot set up the node proxy: retry, drain and DNS timeout must not be negative")
 	}
 	if cfg.Retry == 0 {
 		cfg.Retry = 5 * time.Second
 	}
 	if cfg.Drain == 0 {
 		cfg.Drain = 5 * time.Second
+	}
+	if cfg.DNSTimeout == 0 {
+		cfg.DNSTimeout = 2 * time.Second
 	}
 	for _, upstream := range cfg.DNS {
 		if !reachable(upstream) {
@@ -73,7 +77,9 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p := &Proxy{cfg: cfg, log: cfg.Logger}
 	p.SetFaults(cfg.Faults)
-	p.workloads = newWorkloads(environment{dns: cfg.DNS, log: cfg.Logger, relayed: new(counters), refuse: p.refuse})
+	p.workloads = newWorkloads(environment{
+		dns: cfg.DNS, dnsTimeout: cfg.DNSTimeout, log: cfg.Logger, relayed: new(counters), refuse: p.refuse,
+	})
 	return p, nil
 }
 

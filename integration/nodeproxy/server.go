@@ -16,10 +16,11 @@ import (
 
 // environment is what all workloads of a proxy share.
 type environment struct {
-	dns     []netip.AddrPort
-	log     *slog.Logger
-	relayed *counters              // by all workloads, also those that have ended
-	refuse  func(uid string) error // see Faults.Nack
+	dns        []netip.AddrPort
+	dnsTimeout time.Duration // for one of them
+	log        *slog.Logger
+	relayed    *counters              // by all workloads, also those that have ended
+	refuse     func(uid string) error // see Faults.Nack
 }
 
 // acceptPause gives the process time to get file descriptors back.

@@ -113,10 +113,16 @@ func (ws *workloads) endIf(doomed func(*workload) bool) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	for uid, w := range ws.byUID {
-		if doomed(w) {
-			w.close()
-			delete(ws.byUID, uid)
-			ws.env.log.Info("workload has ended", "uid", uid, "pod", w.info.Namespace+"/"+w.info.Name)
+		if !doomed(w) {
+			continue
+		}
+		w.close()
+		delete(ws.byUID, uid)
+		log := ws.env.log.With("uid", uid, "pod", w.info.Namespace+"/"+w.info.Name)
+		if w.server == nil {
+			log.Info("workload will not be tried again")
+		} else {
+			log.Info("workload has ended")
 		}
 	}
 }

@@ -15,7 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/integration/nodeproxy"
+	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
+
+const usage = `usage: nodeproxy [flags]
+
+Serves the pods that a node's agent hands over, in place of ztunnel, until SIGTERM.
+
+`
 
 // version is set by the build.
 var version = "of no release"
@@ -47,7 +54,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 
 func parse(args []string, stderr io.Writer) (cfg nodeproxy.Config, err error) {
 	fs := flag.NewFlagSet("nodeproxy", flag.ContinueOnError)
-	fs.StringVar(&cfg.ZDS, "zds", nodeproxy.DefaultZDS, "the agent's `socket`")
+	fs.StringVar(&cfg.ZDS, "zds", ztunnelproto.DefaultSocket, "the agent's `socket`")
 	fs.StringVar(&cfg.Admin, "admin", "127.0.0.1:15000", "`address` of /config_dump and /healthz/ready; empty: none")
 	fs.StringVar(&cfg.Readiness, "readiness", "", "a second such `address`, as :15021, for probes")
 	fs.DurationVar(&cfg.Retry, "retry", 0, "how often to try a pod again that could not be served (default 5s)")
@@ -58,6 +65,7 @@ func parse(args []string, stderr io.Writer) (cfg nodeproxy.Config, err error) {
 		cfg.DNS = append(cfg.DNS, server)
 		return err
 	})
+	fs.DurationVar(&cfg.DNSTimeout, "dns-timeout", 0, "how long a name server may take before the next is asked (default 2s)")
 	verbose := fs.Bool("v", false, "log connections that are refused or break")
 	fs.StringVar(&cfg.Faults.Nack, "fault-nack", "", "refuse to serve pods, with this `text`")
 	fs.BoolVar(&cfg.Faults.NoAck, "fault-no-ack", false, "do not answer requests")
@@ -71,6 +79,7 @@ func parse(args []string, stderr io.Writer) (cfg nodeproxy.Config, err error) {
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		fs.SetOutput(stderr)
+		fmt.Fprint(stderr, usage)
 		fs.PrintDefaults()
 	case err == nil && fs.NArg() > 0:
 		err = fmt.Errorf("unexpected argument %q", fs.Arg(0))
