@@ -291,7 +291,10 @@ func withholdAcks(_ context.Context, s *story) (mend, error) {
 	}, nil
 }
 
-func addGhost(_ context.Context, s *story) (mend, error) {
-	_, err := s.create("ghost", true)
+func addGhost(ctx context.Context, s *story) (mend, error) {
+	ghost, err := s.create("ghost", true)
+	if err == nil { // the agent reads its directory in its own time
+		_, err = s.becomes(ctx, ghost, "Pending")
+	}
 	return func(context.Context) error { return nil }, err
 }
