@@ -44,7 +44,7 @@ func TestLocalPortsFilter(t *testing.T) {
 	request := list(unix.AF_INET, unix.IPPROTO_TCP, 1<<stateListen, localPorts(15001, 15008))
 	err := c.conn.Request(t.Context(), sockDiagByFamily, unix.NLM_F_DUMP, request, func(reply []byte) error {
 		s, err := parse(reply)
-		got = append(got, s.localPort)
+		got = append(got, s.local.Port())
 		return err
 	})
 	if err != nil || len(got) != 3 {
@@ -72,14 +72,14 @@ func TestParse(t *testing.T) {
 		}
 	}
 	got, err := parse(append(reply(10, 15001, 7), 1, 2, 3)) // attributes follow
-	if want := (socket{state: 10, localPort: 15001, inode: 7}); err != nil || got != want {
+	if want := (socket{family: unix.AF_INET, state: 10, local: netip.MustParseAddrPort("0.0.0.0:15001"), remote: netip.MustParseAddrPort("0.0.0.0:0"), inode: 7}); err != nil || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 }
 
 func TestWhichSocketsAreProxied(t *testing.T) {
 	for state := range uint8(14) {
-		s := socket{state: state, localPort: 15001, inode: 5}
+		s := socket{state: state, local: netip.MustParseAddrPort("10.0.0.5:15001"), inode: 5}
 		want := state >= 1 && state <= 11 && state != 6 && state != 7 && state != stateListen
 		if got := s.proxied(); got != want {
 			t.Errorf("state %d: %t, want %t", state, got, want)
@@ -88,7 +88,7 @@ func TestWhichSocketsAreProxied(t *testing.T) {
 		if got := s.proxied(); got != (want && state != stateFinWait2) {
 			t.Errorf("state %d, without an owner: %t", state, got)
 		}
-		s.localPort = 15053
+		s.local = netip.MustParseAddrPort("127.0.0.1:15053")
 		if s.proxied() {
 			t.Errorf("state %d on port 15053 is proxied", state)
 		}
@@ -104,7 +104,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if s.proxied() && (s.localPort < 15001 || s.localPort > 15008) {
+		if s.proxied() && (s.local.Port() < 15001 || s.local.Port() > 15008) {
 			t.Errorf("%+v is proxied", s)
 		}
 		if again, err := parse(bytes.Clone(b[:replySize])); err != nil || again != s {

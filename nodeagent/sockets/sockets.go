@@ -1,10 +1,15 @@
 // Package sockets asks the kernel, over sock_diag, about the sockets in a pod's
-// network namespace: does a proxy listen there, and how many connections does one
-// still carry.
+// network namespace: does a proxy listen there, how many connections does one still
+// carry, which connections of the app bypass it. Those it destroys on request.
 //
 // Whether somebody listens is asked as the kernel asks itself when a packet comes
 // in, for one port and one address: a few microseconds each, where a list of all
 // sockets walks the tables of the whole machine.
+//
+// A connection bypasses the proxy if it is open and no socket of the proxy's, which
+// the mark tells, mirrors it. That is read from the kernel alone, and so holds after
+// a crash, and of connections from before anything of ours was there. Marks are told
+// only to who has CAP_NET_ADMIN.
 //
 // # Failures it survives
 //
@@ -14,6 +19,15 @@
 //     device or to one address where all are needed, connected.
 //   - Connections of a proxy that is gone from them, which the kernel keeps for a
 //     minute: they do not hold up the end of a drain.
+//   - A connection that is being made, accepted or closed while the sockets are
+//     listed: it does not pass for one that bypasses. Nor does one that the proxy
+//     does not get round to accepting.
+//   - Several connections from one port, of which the proxy sees all but one with
+//     another: conntrack says which is which.
+//   - A connection that is gone, or replaced by another of the same addresses and
+//     ports, before it is destroyed: the other lives, as do listeners.
+//   - A kernel that cannot destroy sockets ([ErrCannotDestroy]).
+//   - A pod with a great many sockets or local routes: the look ends ([ErrTooMany]).
 //   - Lengths in a reply that lie.
 package sockets
 
@@ -33,8 +47,10 @@ import (
 
 // A Conn asks about the sockets of one network namespace, which it keeps alive.
 type Conn struct {
-	conn   *nlconn.Conn
-	probed [unix.IPPROTO_UDP + 1]atomic.Bool // the protocols that sock_diag is known to have
+	namespace *netns.Handle // borrowed
+	conn      *nlconn.Conn
+	probed    [unix.IPPROTO_UDP + 1]atomic.Bool // the protocols that sock_diag is known to have
+	max       int                               // sockets that are looked at
 }
 
 // Open opens a Conn on a namespace. The caller closes it, and keeps the Handle.
@@ -43,7 +59,7 @@ func Open(h *netns.Handle) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Conn{conn: conn}, nil
+	return &Conn{namespace: h, conn: conn, max: maxSockets}, nil
 }
 
 // Close gives the Conn up. It is idempotent.
@@ -106,9 +122,9 @@ func (c *Conn) find(ctx context.Context, protocol uint8, local netip.AddrPort) (
 	case err != nil:
 		return false, err
 	case protocol == unix.IPPROTO_TCP:
-		return found.state == stateListen && found.localPort == local.Port(), nil
+		return found.state == stateListen && found.local.Port() == local.Port(), nil
 	}
-	return found.localPort == local.Port(), nil
+	return found.local.Port() == local.Port(), nil
 }
 
 // probe tells a socket that does not exist from a protocol that sock_diag does not
@@ -155,7 +171,7 @@ func (c *Conn) Proxied(ctx context.Context) (int, error) {
 
 // proxied says whether a socket that has a peer is a connection that a proxy carries.
 func (s socket) proxied() bool {
-	switch s.localPort {
+	switch s.local.Port() {
 	case ruleset.OutboundPort, ruleset.InboundPort, ruleset.HBONEPort:
 		// Without an owner this state means that nothing can be sent or received any
 		// more, and goes on until the peer closes, or for a minute.
