@@ -2,17 +2,43 @@
 // it is, from which source that is known, and which namespace it was when it was
 // found: a path is a name that can be given to another namespace later.
 //
+// The best source is the runtime, which names the namespace in the ADD of a sandbox
+// ([Finder.Told]). For pods that it has not told us of, [Finder.Search] asks libcni's
+// result cache first and then, once for all that are left, the processes: one counts
+// whose cgroup is the pod's, at the level of the cgroup's path that the kubelet
+// makes. What is found so must hold one of the pod's addresses, where they are known.
+//
 // # Failures it survives
 //
 //   - The runtime names a path that is no network namespace, is gone, or is the
 //     node's own: refused, before anything is written into it.
+//   - A namespace is a connected proxy's: refused too.
 //   - The namespace at a path is gone, or another one took its place: [Place.Gone]
 //     says so, and [Finder.Open] refuses it.
+//   - The cache names namespaces from before the boot, of sandboxes that are over, or
+//     by a process id: only a path at which one is mounted now counts.
+//   - A file in the cache is half written, no JSON, endless, a FIFO, or goes away
+//     while it is read: it is passed over.
+//   - Two live namespaces may be the pod's: its addresses and its processes decide,
+//     or nobody does, and the error names both.
+//   - A process ends, and its number is another's: all is read through one open
+//     directory, which is that process's or fails.
+//   - Processes of a pod are in other namespaces (a container engine or a kubelet in
+//     the pod, the runtime's own processes, in the node's): those nearest the pod's
+//     cgroup count, and those that hold its addresses.
+//   - The process by which a namespace was found ends: the Place is where the
+//     namespace is mounted, if it is anywhere; otherwise it says so ([Place.Process]).
+//   - The agent sees cgroups from within its own cgroup namespace, or is itself on a
+//     node inside of a pod.
+//   - A namespace with addresses without end: one look at them takes 0.1 s at most.
 package sandbox
 
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -31,30 +57,67 @@ type Place struct {
 	Path   string
 	Source string
 	ID     netns.ID
+	// Process is not 0 if nothing is known that leads to the namespace but this
+	// process. The Place is gone with it, though the namespace may live on.
+	Process int
 
 	dev, ino uint64
 }
 
-// A Finder finds and opens pods' network namespaces.
+// A Finder finds and opens pods' network namespaces. Its fields are not changed once
+// it is in use.
 type Finder struct {
-	refused map[netns.ID]string
+	// CNICache is where libcni keeps the results of ADDs.
+	CNICache string
+	// Proc is where the node's processes are seen.
+	Proc string
+	// Proxies, if not nil, returns the process ids of the proxies that are connected
+	// now. Their network namespaces are refused.
+	Proxies func() []int
+
+	node map[netns.ID]string
 }
 
 // New returns a Finder that refuses the calling process's own namespace, which on
 // a node is the host's, and that of the machine's first process.
 func New() (*Finder, error) {
-	f := &Finder{refused: map[netns.ID]string{}}
+	f := &Finder{CNICache: "/var/lib/cni/results", Proc: "/proc", node: map[netns.ID]string{}}
 	for _, path := range []string{"/proc/1/ns/net", "/proc/thread-self/ns/net"} {
 		h, err := netns.Open(path)
 		if err != nil {
 			return nil, fmt.Errorf("cannot identify the node's own network namespace: %w", err)
 		}
-		f.refused[h.ID()] = "the node's own network namespace"
+		f.node[h.ID()] = "the node's own network namespace"
 		if err := h.Close(); err != nil {
 			return nil, err
 		}
 	}
 	return f, nil
+}
+
+// refused returns the namespaces that are no pod's to be captured, with whose they
+// are.
+func (f *Finder) refused() (map[netns.ID]string, error) {
+	if f.Proxies == nil {
+		return f.node, nil
+	}
+	all := maps.Clone(f.node)
+	for _, pid := range f.Proxies() {
+		h, err := netns.Open(filepath.Join(f.Proc, strconv.Itoa(pid), "ns/net"))
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+			continue // it has ended
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot identify the network namespace of the connected proxy (process %d): %w", pid, err)
+		}
+		if _, known := all[h.ID()]; !known {
+			all[h.ID()] = fmt.Sprintf("the network namespace of a connected proxy (process %d)", pid)
+		}
+		if err := h.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 // Told returns the Place that the runtime has named in a CNI ADD.
@@ -65,7 +128,7 @@ func (f *Finder) Told(path string) (Place, error) {
 		return Place{}, err
 	}
 	p.ID = h.ID()
-	p.dev, p.ino, err = inode(path)
+	p.dev, p.ino, err = inodeAt(path)
 	return p, errors.Join(err, h.Close())
 }
 
@@ -83,16 +146,32 @@ func (f *Finder) Open(p Place) (*netns.Handle, error) {
 
 func (f *Finder) open(path string) (*netns.Handle, error) {
 	h, err := netns.Open(path)
-	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
-		return nil, err
-	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNotAPods, err)
+		return nil, notAPods(err)
 	}
-	if whose, refused := f.refused[h.ID()]; refused {
+	refused, err := f.refused()
+	if err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	if whose, is := refused[h.ID()]; is {
 		return nil, errors.Join(fmt.Errorf("%s: %w: it is %s (%s)", path, ErrNotAPods, whose, h.ID()), h.Close())
 	}
 	return h, nil
+}
+
+// notAPods makes an ErrNotAPods of a failure to open a namespace, unless it says
+// nothing about the namespace.
+func notAPods(err error) error {
+	if exhausted(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrNotAPods, err)
+}
+
+// exhausted reports whether an error says only that there is nothing left to open a
+// file with.
+func exhausted(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
 // Gone reports whether the path no longer leads to the namespace that was found
@@ -100,13 +179,13 @@ func (f *Finder) open(path string) (*netns.Handle, error) {
 // is not given to another, and the path of one that is not held is opened, and
 // compared by its ID, before it is used.
 func (p Place) Gone() bool {
-	dev, ino, err := inode(p.Path)
+	dev, ino, err := inodeAt(p.Path)
 	return err != nil || dev != p.dev || ino != p.ino
 }
 
-// inode returns the numbers of a namespace's file; a path at which none is mounted
+// inodeAt returns the numbers of a namespace's file; a path at which none is mounted
 // is an error.
-func inode(path string) (dev, ino uint64, err error) {
+func inodeAt(path string) (dev, ino uint64, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
 		return 0, 0, fmt.Errorf("cannot look at %s: %w", path, err)

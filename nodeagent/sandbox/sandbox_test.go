@@ -13,9 +13,9 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 4) }
+func TestMain(m *testing.M) { netlab.Main(m, 13) }
 
-func finder(t *testing.T) *sandbox.Finder {
+func finder(t testing.TB) *sandbox.Finder {
 	t.Helper()
 	f, err := sandbox.New()
 	if err != nil {
