@@ -63,6 +63,9 @@ type Config struct {
 	EnablementSelectors []Selector `json:"enablementSelectors"`
 	// DNSCapture is the default for pods that do not say.
 	DNSCapture bool `json:"dnsCapture"`
+	// ExistingConnections says what becomes of connections that are older than a pod's
+	// capture: reset, keep, or, left out, by their cause.
+	ExistingConnections intent.Existing `json:"existingConnections,omitempty"`
 	// ProbeAddresses are the kubelet's source addresses as captured pods see them.
 	ProbeAddresses ProbeAddresses `json:"probeAddresses"`
 
@@ -197,6 +200,11 @@ func (c Config) Warnings() []string {
 // Validate says all that is wrong with the configuration.
 func (c Config) Validate() error {
 	_, policyErr := c.Policy()
+	switch c.ExistingConnections {
+	case intent.ByCause, intent.Reset, intent.Keep:
+	default:
+		policyErr = errors.Join(policyErr, fmt.Errorf("existingConnections: %q is neither %s nor %s", c.ExistingConnections, intent.Reset, intent.Keep))
+	}
 	errs := []error{
 		policyErr,
 		socket("runDir", c.RunDir, c.File("agent.sock")),
@@ -223,7 +231,7 @@ func (c Config) Validate() error {
 
 // Policy returns what the configuration says of which pods are captured.
 func (c Config) Policy() (intent.Policy, error) {
-	p := intent.Policy{ExcludeNamespaces: c.ExcludeNamespaces, CaptureDNS: c.DNSCapture}
+	p := intent.Policy{ExcludeNamespaces: c.ExcludeNamespaces, CaptureDNS: c.DNSCapture, Existing: c.ExistingConnections}
 	var errs []error
 	for i, s := range c.EnablementSelectors {
 		field := fmt.Sprintf("enablementSelectors[%d].", i)

@@ -109,6 +109,7 @@ func TestRefusals(t *testing.T) {
 		"field in lower case": {head + "loglevel: debug\n", `unknown field "loglevel" (did you mean "logLevel"?)`},
 		"field in upper case": {head + "RUNDIR: /run/x\n", `unknown field "RUNDIR" (did you mean "runDir"?)`},
 		"field twice":         {head + "runDir: /a\nrunDir: /b\n", `line 4: the field "runDir" stands here for the second time`},
+		"existing":            {head + "existingConnections: drop\n", `existingConnections: "drop" is neither reset nor keep`},
 		"relative path":       {head + "runDir: run\n", `runDir: "run" is not an absolute path`},
 		"wrong type":          {head + "dnsCapture: 3\n", "dnsCapture: 3 is not true or false"},
 		"text for a list":     {head + "excludeNamespaces: kube-system\n", `excludeNamespaces: "kube-system" is not a list`},

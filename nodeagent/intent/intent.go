@@ -41,6 +41,10 @@ const (
 	AnnotationDNS     = "ambient.istio.io/dns-capture"
 	AnnotationVirtual = "istio.io/reroute-virtual-interfaces"
 
+	// AnnotationExisting, on a namespace, says what becomes of connections that are
+	// older than a pod's capture.
+	AnnotationExisting = "fairlead.io/existing-connections"
+
 	// AnnotationConfigHash is the identity that the runtime knows a static pod by.
 	AnnotationConfigHash = "kubernetes.io/config.hash"
 )
@@ -62,6 +66,15 @@ func (p Pod) Is(uid string) bool {
 	return p.UID == "" || p.UID == uid || (uid != "" && p.Annotations[AnnotationConfigHash] == uid)
 }
 
+// RuntimeUID is the UID that the runtime knows the pod by; empty if that is known
+// from its ADD alone.
+func (p Pod) RuntimeUID() string {
+	if hash := p.Annotations[AnnotationConfigHash]; hash != "" {
+		return hash
+	}
+	return p.UID
+}
+
 // A Namespace is what a decision needs to know of a Kubernetes namespace.
 type Namespace struct {
 	Name                string
@@ -78,7 +91,20 @@ type Policy struct {
 	ExcludeNamespaces []string
 	Selectors         []Selector
 	CaptureDNS        bool
+	// Existing is the default for namespaces that do not say.
+	Existing Existing
 }
+
+// Existing says what becomes of connections that are older than a pod's capture.
+type Existing string
+
+// What may become of them. ByCause resets those of a pod whose redirects were away,
+// and keeps those of one that was labelled while it ran.
+const (
+	ByCause Existing = ""
+	Reset   Existing = "reset"
+	Keep    Existing = "keep"
+)
 
 // A Reason says in one word why a pod should or should not be captured.
 type Reason string
@@ -100,6 +126,7 @@ type Decision struct {
 	Reason  Reason
 	Message string
 	Redirect
+	Existing Existing
 	Warnings []string // what of the annotations was ignored, and why: few, and short
 }
 
@@ -133,6 +160,14 @@ func (p Policy) Decide(pod Pod, ns Namespace) Decision {
 		if s.Pod.Matches(labels.Set(pod.Labels)) && s.Namespace.Matches(labels.Set(ns.Labels)) {
 			d := Decision{Capture: true, Reason: Selected, Message: fmt.Sprintf("enablement selector %d matches", i+1)}
 			d.Redirect, d.Warnings = p.redirect(pod.Annotations)
+			d.Existing = p.Existing
+			switch text := ns.Annotations[AnnotationExisting]; Existing(text) {
+			case ByCause:
+			case Reset, Keep:
+				d.Existing = Existing(text)
+			default:
+				d.Warnings = append(d.Warnings, fmt.Sprintf("namespace annotation %s: %q is neither reset nor keep; ignored", AnnotationExisting, clip(text)))
+			}
 			return d
 		}
 	}

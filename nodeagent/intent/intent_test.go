@@ -226,6 +226,40 @@ const (
 	maxWarnings = 9
 )
 
+func TestExistingConnections(t *testing.T) {
+	for _, test := range []struct {
+		node     intent.Existing
+		text     string
+		want     intent.Existing
+		warnings int
+	}{
+		{intent.ByCause, "", intent.ByCause, 0},
+		{intent.ByCause, "reset", intent.Reset, 0},
+		{intent.Reset, "", intent.Reset, 0},
+		{intent.Reset, "keep", intent.Keep, 0},
+		{intent.Keep, "Reset", intent.Keep, 1},
+	} {
+		p := policy()
+		p.Existing = test.node
+		d := p.Decide(intent.Pod{Labels: ambient}, intent.Namespace{Annotations: set{intent.AnnotationExisting: test.text}})
+		if d.Existing != test.want || len(d.Warnings) != test.warnings {
+			t.Errorf("node %q, namespace %q: %q, warnings %q; want %q", test.node, test.text, d.Existing, d.Warnings, test.want)
+		}
+	}
+}
+
+func TestRuntimeUID(t *testing.T) {
+	for want, pod := range map[string]intent.Pod{
+		"":     {},
+		"a":    {UID: "a"},
+		"hash": {UID: "mirror", Annotations: set{intent.AnnotationConfigHash: "hash"}},
+	} {
+		if got := pod.RuntimeUID(); got != want || !pod.Is(got) && want != "" {
+			t.Errorf("%+v is %q to the runtime, want %q", pod, got, want)
+		}
+	}
+}
+
 func TestWhoseUID(t *testing.T) {
 	for _, test := range []struct {
 		name string
