@@ -87,7 +87,7 @@ func TestParseEntry(t *testing.T) {
 		if o, r, err := parseEntry(message); err != nil || o != original || r != back {
 			t.Errorf("%v and %v, %v", o, r, err)
 		}
-		for size := range len(message) {
+		for size := range message {
 			if o, r, err := parseEntry(message[:size]); err == nil {
 				t.Errorf("%d of %d bytes were taken for %v and %v", size, len(message), o, r)
 			}
