@@ -170,7 +170,7 @@ type conversation struct {
 }
 
 // patience is how long a connection, or an answer on one, may take.
-const patience = 2 * time.Second
+const patience = 5 * time.Second
 
 // converse connects from inside a namespace and reads the greeting.
 func converse(ctx context.Context, n *netlab.NS, to netip.AddrPort) (*conversation, error) {

@@ -126,8 +126,9 @@ func (s *story) showLogs() {
 	}
 }
 
-// waitPatience is how long one check, or one wait, may take.
-const waitPatience = 5 * time.Second
+// waitPatience is how long one check, or one wait, may take; on a busy machine a CNI ADD
+// of 0.1 s takes seconds.
+const waitPatience = 15 * time.Second
 
 // check looks, and prints and counts what came of it. It returns false if what stands
 // on it cannot be told.
