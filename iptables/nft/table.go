@@ -75,6 +75,9 @@ func number(value []byte) uint32 {
 	return binary.BigEndian.Uint32(value)
 }
 
+// Port is the number by which the kernel's notifications name our socket as the one that asked for a change.
+func (t *Table) Port() (uint32, error) { return t.conn.Port() }
+
 // Generation is the number of the namespace's nftables ruleset. Every change of it, by anybody and of any table, makes
 // another number: as long as it stays, Check would find what it found before.
 func (t *Table) Generation() (uint32, error) { return t.generation(context.Background()) }

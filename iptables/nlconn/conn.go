@@ -55,14 +55,16 @@ type Conn struct {
 // Open opens a socket of a netlink protocol, as unix.NETLINK_ROUTE, in a namespace.
 // It borrows the Handle, which has to stay open for as long as the Conn.
 func Open(h *netns.Handle, protocol int) (*Conn, error) {
-	fd, err := openSocket(h, protocol)
+	fd, err := Socket(h, protocol)
 	if err != nil {
 		return nil, err
 	}
 	return &Conn{namespace: h, protocol: protocol, fd: fd}, nil
 }
 
-func openSocket(h *netns.Handle, protocol int) (int, error) {
+// Socket opens a socket as Open does, to hear notifications on: the number is the
+// caller's, who closes it. Only the kernel can send to it, except to a multicast group.
+func Socket(h *netns.Handle, protocol int) (int, error) {
 	fd := -1
 	err := h.Do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
@@ -113,6 +115,18 @@ func prepare(fd int, want netns.ID) error {
 		}
 	}
 	return nil
+}
+
+// Port is the number that the kernel's notifications of a change give the socket that
+// asked for it. It is another one after a request that was given up.
+func (c *Conn) Port() (uint32, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	address, err := unix.Getsockname(c.fd)
+	if err != nil {
+		return 0, fmt.Errorf("cannot read the number of a netlink socket: %w", err)
+	}
+	return address.(*unix.SockaddrNetlink).Pid, nil
 }
 
 // Close gives the socket up. It is idempotent.
@@ -210,7 +224,7 @@ func (c *Conn) renew() error {
 	if !c.unread {
 		return nil
 	}
-	fd, err := openSocket(c.namespace, c.protocol)
+	fd, err := Socket(c.namespace, c.protocol)
 	if err != nil {
 		return err
 	}
