@@ -29,7 +29,8 @@ func (r *Reconciler) adopt() {
 		p.attachment, p.place, p.found = &record.Attachment, place, true
 		p.object = intent.Pod{Namespace: record.Attachment.Namespace, Name: record.Attachment.Name, ServiceAccount: record.ServiceAccount}
 		p.decision, p.known = record.Decision, true
-		p.touched, p.applied, p.older = record.Touched, record.Applied, record.Older
+		p.touched, p.applied = record.Touched, record.Applied
+		p.stood, p.older, p.gap = record.Stood, record.Older, record.Gap
 		p.orphan, p.resumed = record.Adding, true
 		// As it was written, so that what is the same is not written again.
 		if text, err := json.Marshal(record); err == nil {

@@ -33,7 +33,7 @@ func TestRestart(t *testing.T) {
 		}
 		// And both are followed as before.
 		w.object("plain", true)
-		w.wantDone("apply marks+dns", "announce uid-plain as shop/plain of sa", "apply syn+dns", "expel")
+		w.wantDone("apply marks+dns", "announce uid-plain as shop/plain of sa", "apply syn+dns", "expel", "apply full+dns", "expel")
 		w.del("plain", "c0")
 		w.wantDone()
 		w.del("plain", "c2")
@@ -86,7 +86,7 @@ func TestRestartAfterAChange(t *testing.T) {
 	}{
 		"the rules are flushed": {
 			func(_ *world, s *space) { s.set(func() { s.rules = "" }) },
-			[]string{"web Captured OldConnections", "/run/netns/c1 has full+dns", "proxy has uid-web acked"},
+			[]string{"web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked"},
 		},
 		"the label is gone": {
 			func(w *world, _ *space) { relabel(w) },

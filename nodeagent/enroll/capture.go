@@ -58,11 +58,13 @@ func (p *pod) capture(ctx context.Context) outcome {
 	if out.state != status.Captured {
 		return out
 	}
+	if p.older && p.adding == nil {
+		out = p.pair(ctx, out)
+	}
 	switch {
+	case out.reason != status.OK:
 	case p.noDNS:
 		out.reason, out.message = status.ProxyWithoutDNS, "the proxy does not listen on 15053; the pod's DNS is not captured"
-	case p.older:
-		out.reason, out.message = status.ReasonOldConnections, "how many connections are older than the capture, and stay in the clear, is not known yet"
 	}
 	return out
 }
@@ -75,6 +77,7 @@ func (p *pod) prepare(ctx context.Context) error {
 	if fresh || !p.releasing.IsZero() || !p.withdrawing.IsZero() {
 		p.began = time.Now()
 		p.older = !fresh || p.adding == nil
+		p.paired = false
 		p.releasing, p.withdrawing = time.Time{}, time.Time{}
 	}
 	switch {

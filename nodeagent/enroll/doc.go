@@ -14,9 +14,18 @@
 //     acknowledged → listeners seen → success;
 //   - capture of a running pod: marks and routes → announced and acknowledged →
 //     listeners seen → redirects in form syn, and the conntrack entries that would
-//     defeat them deleted. Older connections live on, and are shown as unknown;
+//     defeat them deleted → connections that are older reset or kept, by their cause
+//     → form full when none is left;
 //   - release: redirects flushed → drained → withdrawn from every proxy → the rest
 //     removed.
+//
+// What is to be done in a namespace is on record before it is done, so that the
+// next agent takes over from wherever this one ends: it looks at the namespaces on
+// record, has their pods announced, and only then are proxies told of the node. It
+// looks for those that are not on record, too.
+//
+// A turn costs little when nothing has changed: the kernel numbers the changes of a
+// ruleset, and tells of most changes as they are made.
 //
 // # Failures it survives
 //
@@ -32,7 +41,14 @@
 //     and keeps the namespace, so that the pod is not cut off.
 //   - A label that is put back while the pod is being released: the release ends
 //     there.
-//   - The pod's object vanishes while its namespace lives: its state stays.
+//   - The pod's object vanishes while its namespace lives: its state stays. The
+//     namespace vanishes: whatever anybody says, the pod is over.
+//   - The agent is killed between any two steps, and whatever happens until the next
+//     one runs.
+//   - Rules, routes or loopback changed by somebody else: put right, and connections
+//     opened meanwhile reset. Somebody who does so again and again is named, and
+//     answered at a growing pause.
+//   - No record can be written: the pod starts; the next agent has to look for it.
 //   - One pod's namespace that is slow: a turn holds one worker of a bounded pool,
 //     and liveness fails when it holds it for a minute.
 package enroll

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/nft"
 	"github.com/fairlead-mesh/fairlead/iptables/route"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/iptables/watch"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
@@ -26,21 +28,36 @@ type netKernel struct {
 	router *route.Router
 	diag   *sockets.Conn
 
+	watch  *watch.Watch
+	exempt []netip.Addr // peers whose connections are left alone
+
 	fingerprint string // of the rules last applied or found as wanted
 	generation  uint32 // the ruleset's number at that time
 }
 
-// OpenKernel opens a pod's namespace.
-func OpenKernel(finder *sandbox.Finder, place sandbox.Place) (Kernel, error) {
-	handle, err := finder.Open(place)
+// An Opener opens pods' namespaces.
+type Opener struct {
+	Finder  *sandbox.Finder
+	Watcher *watch.Watcher
+	// Exempt are peers whose connections may bypass the proxy.
+	Exempt []netip.Addr
+}
+
+// Open opens a pod's namespace and watches it: changed is called with the names of
+// the processes that changed something, if the kernel gives them.
+func (o Opener) Open(place sandbox.Place, changed func(by string)) (Kernel, error) {
+	handle, err := o.Finder.Open(place)
 	if err != nil {
 		return nil, err
 	}
-	k := &netKernel{handle: handle}
+	k := &netKernel{handle: handle, exempt: o.Exempt}
 	if k.table, err = nft.Open(handle); err == nil {
 		if k.router, err = route.Open(handle); err == nil {
 			k.diag, err = sockets.Open(handle)
 		}
+	}
+	if err == nil {
+		k.watch, err = o.Watcher.Add(handle, func(c watch.Change) { changed(k.others(c.By)) })
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot look into network namespace %s: %w", place.Path, err), k.Close())
@@ -55,6 +72,9 @@ func (k *netKernel) Fingerprint() string  { return k.fingerprint }
 // and its end of the veth, alive.
 func (k *netKernel) Close() error {
 	var errs []error
+	if k.watch != nil {
+		errs = append(errs, k.watch.Close())
+	}
 	if k.table != nil {
 		errs = append(errs, k.table.Close())
 	}
@@ -198,3 +218,28 @@ func (k *netKernel) canAsk6() (bool, error) {
 }
 
 func (k *netKernel) Proxied(ctx context.Context) (int, error) { return k.diag.Proxied(ctx) }
+
+// Bypassing leaves out what the rules leave alone: the kubelet's probes, and in
+// ingress mode whatever came in.
+func (k *netKernel) Bypassing(ctx context.Context, want ruleset.Config) ([]sockets.Connection, error) {
+	return k.diag.Bypassing(ctx, func(c sockets.Connection) bool {
+		return slices.Contains(k.exempt, c.Remote.Addr()) || (want.Ingress && c.Listened)
+	})
+}
+
+func (k *netKernel) Destroy(ctx context.Context, connections []sockets.Connection) (int, error) {
+	return k.diag.Destroy(ctx, connections)
+}
+
+// others names who changed the ruleset, without ourselves: the kernel tells of our
+// own transactions too.
+func (k *netKernel) others(by []watch.Process) string {
+	own, err := k.table.Port()
+	var names []string
+	for _, p := range by {
+		if err != nil || p.Port != own {
+			names = append(names, fmt.Sprintf("%s (pid %d)", p.Name, p.PID))
+		}
+	}
+	return strings.Join(names, ", ")
+}

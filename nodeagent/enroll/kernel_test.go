@@ -3,32 +3,60 @@ package enroll
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/iptables/watch"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+	"golang.org/x/sys/unix"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 6) }
+func TestMain(m *testing.M) { netlab.Main(m, 8) }
 
-// openPod makes a namespace and opens it as the agent does.
-func openPod(t *testing.T) (*netlab.NS, Kernel) {
+// opener returns an Opener whose Watcher runs.
+func opener(t *testing.T) Opener {
 	t.Helper()
-	pod := netlab.NewNS(t, "pod")
 	finder, err := sandbox.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	place, err := finder.Told(pod.Path)
+	watcher, err := watch.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := OpenKernel(finder, place)
+	done := make(chan error)
+	go func() { done <- watcher.Run(t.Context()) }()
+	t.Cleanup(func() {
+		if err := errors.Join(watcher.Close(), <-done); err != nil {
+			t.Error(err)
+		}
+	})
+	return Opener{Finder: finder, Watcher: watcher, Exempt: []netip.Addr{ruleset.DefaultProbeIPv4}}
+}
+
+// openPod makes a namespace and opens it as the agent does.
+func openPod(t *testing.T) (*netlab.NS, Kernel) {
+	t.Helper()
+	return openWatched(t, func(string) {})
+}
+
+func openWatched(t *testing.T, changed func(by string)) (*netlab.NS, Kernel) {
+	t.Helper()
+	pod := netlab.NewNS(t, "pod")
+	o := opener(t)
+	place, err := o.Finder.Told(pod.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := o.Open(place, changed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,16 +229,13 @@ func TestKernelWithoutIPv6(t *testing.T) {
 func TestKernelHoldsNothingAfterwards(t *testing.T) {
 	netlab.Kernel(t)
 	netlab.CheckLeaks(t)
-	finder, err := sandbox.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := opener(t)
 	pod := netlab.NewNS(t, "pod")
-	place, err := finder.Told(pod.Path)
+	place, err := o.Finder.Told(pod.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := OpenKernel(finder, place)
+	k, err := o.Open(place, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,8 +251,86 @@ func TestKernelHoldsNothingAfterwards(t *testing.T) {
 	if err := pod.Unmount(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenKernel(finder, place); !errors.Is(err, sandbox.ErrNotAPods) {
+	if _, err := o.Open(place, func(string) {}); !errors.Is(err, sandbox.ErrNotAPods) {
 		t.Errorf("a namespace that is gone: %v", err)
+	}
+}
+
+// A connection that is older than the redirects is seen, and reset; in ingress mode
+// one that came in is left alone.
+func TestKernelResetsWhatBypasses(t *testing.T) {
+	netlab.Kernel(t)
+	pod, k := openPod(t)
+	peer := netlab.NewNS(t, "peer")
+	netlab.Connect(t, netlab.Port{NS: pod, Link: "eth0", Addrs: netlab.Prefixes("10.0.0.1/24")},
+		netlab.Port{NS: peer, Link: "eth0", Addrs: netlab.Prefixes("10.0.0.2/24")})
+	listen(t, pod, "10.0.0.1:80")
+	listen(t, peer, "10.0.0.2:80")
+	out, err := pod.Dial(t.Context(), "tcp", "10.0.0.2:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = out.Close() }()
+	in, err := peer.Dial(t.Context(), "tcp", "10.0.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close() }()
+	ingress := full()
+	ingress.Ingress = true
+	for _, want := range []struct {
+		config ruleset.Config
+		number int
+	}{{full(), 2}, {ingress, 1}} {
+		netlab.Eventually(t, func() error { // the app accepts in its own time
+			bypassing, err := k.Bypassing(t.Context(), want.config)
+			if err == nil && len(bypassing) != want.number {
+				err = fmt.Errorf("%d connections bypass, want %d: %v", len(bypassing), want.number, bypassing)
+			}
+			return err
+		})
+	}
+	bypassing, err := k.Bypassing(t.Context(), full())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := k.Destroy(t.Context(), bypassing); err != nil || n != 2 {
+		t.Errorf("%d reset, %v", n, err)
+	}
+	for name, conn := range map[string]net.Conn{"outbound": out, "inbound": in} {
+		if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.ECONNABORTED) {
+			t.Errorf("%s: %v, want a reset", name, err)
+		}
+	}
+	if bypassing, err := k.Bypassing(t.Context(), full()); err != nil || len(bypassing) != 0 {
+		t.Errorf("afterwards: %v, %v", bypassing, err)
+	}
+}
+
+// A change by somebody else is told of with a name; ours without.
+func TestKernelTellsWhoChangesThings(t *testing.T) {
+	netlab.Kernel(t)
+	told := make(chan string, 100)
+	pod, k := openWatched(t, func(by string) { told <- by })
+	if err := k.Apply(t.Context(), full()); err != nil {
+		t.Fatal(err)
+	}
+	if by := <-told; by != "" {
+		t.Errorf("our own change is said to be by %s", by)
+	}
+	netlab.MustRun(t, pod, "nft", "flush", "ruleset")
+	for {
+		select {
+		case by := <-told:
+			if strings.HasPrefix(by, "nft (pid ") {
+				return
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("nft's flush was not told of")
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ type Metrics struct {
 	adds     *prometheus.CounterVec
 	duration prometheus.Histogram
 	repairs  prometheus.Counter
+	resets   prometheus.Counter
 }
 
 // NewMetrics registers the metrics.
@@ -26,11 +27,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "fairlead_cni_add_duration_seconds", Help: "How long the agent took to answer a CNI ADD.",
 			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10},
 		}),
+		resets: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "fairlead_connections_reset_total", Help: "Connections that bypassed the proxy and were reset.",
+		}),
 		repairs: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_redirection_repairs_total", Help: "Times a pod's redirection was not as the agent had left it and was put right.",
 		}),
 	}
-	reg.MustRegister(m.adds, m.duration, m.repairs)
+	reg.MustRegister(m.adds, m.duration, m.repairs, m.resets)
 	return m
 }
 

@@ -1,6 +1,7 @@
 package enroll
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ type pod struct {
 	calls  []*call    // guarded by Reconciler.mu: not taken yet
 	report status.Pod // guarded by Reconciler.mu
 
+	changer string   // guarded by Reconciler.mu: who changed the namespace last
 	answers []answer // to the calls taken in this turn; the worker's
 	written []byte   // the record as it was written last; the worker's
 	progress
@@ -48,7 +50,11 @@ type progress struct {
 	touched   bool           // something of ours may be in the namespace
 	applied   ruleset.Config // what was put in place last; Form 0: nothing of ours
 	verified  bool           // and was seen to be there after that
+	stood     bool           // redirects have been in place
 	older     bool           // there may be connections that are older than the redirects
+	gap       bool           // and they were opened while redirects that had stood were away
+	paired    bool           // bypassing is known
+	bypassing int            // how many connections do
 	stale     bool           // conntrack entries may defeat the redirects
 	announced bool
 	listeners status.Listeners
@@ -57,7 +63,8 @@ type progress struct {
 	began     time.Time // when the capture was begun
 	checked   time.Time
 	repaired  int
-	logged    bool // that the pod is not as it should be
+	repairs   []time.Time // the latest ones
+	logged    bool        // that the pod is not as it should be
 
 	releasing   time.Time // since when redirects are flushed; zero: not being released
 	withdrawing time.Time // since when no proxy should have it any more
@@ -177,11 +184,30 @@ func (p *pod) open() error {
 	if p.kernel != nil {
 		return nil
 	}
-	kernel, err := p.r.config.Open(p.place)
+	kernel, err := p.r.config.Open(p.place, p.kernelChanged)
 	if err == nil {
 		p.kernel = kernel
 	}
 	return err
+}
+
+// kernelChanged gives the pod a turn: somebody has changed something that the
+// kernel tells of in its namespace. Our own changes are told of too, and cost one
+// look at a number.
+func (p *pod) kernelChanged(by string) {
+	if by != "" {
+		p.r.mu.Lock()
+		p.changer = by
+		p.r.mu.Unlock()
+	}
+	p.r.Wake(p.uid)
+}
+
+// culprit names who changed the namespace last, as far as the kernel has said.
+func (p *pod) culprit() string {
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
+	return cmp.Or(p.changer, status.Unknown)
 }
 
 // notOpened is the outcome for a namespace that cannot be looked into.
@@ -238,6 +264,10 @@ func (p *pod) withdraw() {
 // refused is the outcome when the kernel did not do what it was asked. Redirects
 // that were not seen to stand are not counted on.
 func (p *pod) refused(err error) outcome {
+	var f *fight
+	if errors.As(err, &f) {
+		return outcome{state: status.Bypassing, reason: status.RulesFought, message: f.Error(), again: f.wait}
+	}
 	out := outcome{state: status.Pending, reason: status.KernelRefused, message: err.Error()}
 	if p.adding == nil && p.decision.Capture && (!p.redirected() || !p.verified) {
 		out.state = status.Bypassing

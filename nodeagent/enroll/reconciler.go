@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -31,6 +32,8 @@ type Source interface {
 // Proxies tells the node's proxies about pods: package proxylink's Server.
 type Proxies interface {
 	Announce(proxylink.Workload)
+	// Keep has a workload named in snapshots whose namespace is not known yet.
+	Keep(uid string)
 	Withdraw(uid string)
 	Verdict(uid string) proxylink.Verdict
 }
@@ -55,6 +58,11 @@ type Kernel interface {
 	Listeners(ctx context.Context) (status.Listeners, error)
 	// Proxied is how many of the pod's connections a proxy carries.
 	Proxied(ctx context.Context) (int, error)
+	// Bypassing lists the connections that should, by want, go through the proxy and
+	// do not.
+	Bypassing(ctx context.Context, want ruleset.Config) ([]sockets.Connection, error)
+	// Destroy resets connections and returns how many there were.
+	Destroy(ctx context.Context, connections []sockets.Connection) (int, error)
 	Close() error
 }
 
@@ -68,7 +76,11 @@ type Config struct {
 	Find func(path string) (sandbox.Place, error)
 	// Gone says whether the namespace is not there any more.
 	Gone func(sandbox.Place) bool
-	Open func(sandbox.Place) (Kernel, error)
+	// Open opens the namespace; changed is called when the kernel tells of a change in
+	// it, by the processes that are named if that is known.
+	Open func(p sandbox.Place, changed func(by string)) (Kernel, error)
+	// Search looks for namespaces that the runtime has not named.
+	Search func(context.Context, []sandbox.Wanted) (map[string]sandbox.Found, map[string]error)
 
 	ProbeIPv4, ProbeIPv6 netip.Addr
 
@@ -96,6 +108,7 @@ type Reconciler struct {
 	mu    sync.Mutex
 	queue workqueue.TypedDelayingInterface[string] // nil unless Run runs
 	pods  map[string]*pod                          // by UID: those that the runtime has told us of
+	kept  map[string]kept                          // by UID: pods of the source whose namespace is looked for
 	early map[string]early                         // by name: pods of the source that it has not told us of
 	busy  map[string]time.Time                     // since when a pod holds a worker
 	beat  time.Time                                // when a worker last was free
@@ -105,7 +118,7 @@ type Reconciler struct {
 
 // New validates the configuration.
 func New(c Config) (*Reconciler, error) {
-	if c.Source == nil || c.Proxies == nil || c.Records == nil || c.Find == nil || c.Gone == nil || c.Open == nil || c.Metrics == nil || c.Logger == nil {
+	if c.Source == nil || c.Proxies == nil || c.Records == nil || c.Find == nil || c.Gone == nil || c.Open == nil || c.Search == nil || c.Metrics == nil || c.Logger == nil {
 		return nil, errors.New("cannot reconcile pods: a part of the configuration is missing")
 	}
 	if c.Workers < 1 || c.SweepInterval <= 0 {
@@ -113,7 +126,7 @@ func New(c Config) (*Reconciler, error) {
 	}
 	return &Reconciler{
 		config: c, stopped: make(chan struct{}), adopted: make(chan struct{}), adopting: map[string]bool{},
-		pods: map[string]*pod{}, busy: map[string]time.Time{}, early: map[string]early{},
+		pods: map[string]*pod{}, busy: map[string]time.Time{}, early: map[string]early{}, kept: map[string]kept{},
 	}, nil
 }
 
@@ -140,6 +153,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	for range r.config.Workers {
 		group.Go(func() error { r.work(ctx, queue); return nil })
 	}
+	group.Go(func() error { r.seek(ctx); return nil })
 	queue.Add(heartbeat)
 	<-ctx.Done()
 	r.mu.Lock()

@@ -33,7 +33,11 @@ type Record struct {
 	// Adding: nobody has been told yet whether the ADD succeeded.
 	Adding  bool           `json:"adding"`
 	Applied ruleset.Config `json:"applied"`
-	Older   bool           `json:"older"`
+	// Stood: redirects have been in place. Older, Gap: there may be connections that
+	// are older than they are, or were opened while they were away.
+	Stood bool `json:"stood"`
+	Older bool `json:"older"`
+	Gap   bool `json:"gap"`
 }
 
 const recordVersion = 1
@@ -126,7 +130,8 @@ func (p *pod) record() Record {
 	return Record{
 		Attachment: *p.attachment, Netns: p.place.ID,
 		ServiceAccount: p.object.ServiceAccount, Decision: p.decision,
-		Touched: p.touched, Adding: p.adding != nil || p.orphan, Applied: p.applied, Older: p.older,
+		Touched: p.touched, Adding: p.adding != nil || p.orphan, Applied: p.applied,
+		Stood: p.stood, Older: p.older, Gap: p.gap,
 	}
 }
 

@@ -75,7 +75,7 @@ func (p *pod) drain(ctx context.Context) (bool, outcome) {
 	if p.releasing.IsZero() {
 		marks := p.applied // the label that is gone has taken its annotations' effect with it
 		marks.Form = ruleset.FormMarks
-		p.older = true // what is opened from now on, should the label come back
+		p.older, p.paired = true, false // what is opened from now on, should the label come back
 		if err := p.apply(ctx, marks); err != nil {
 			return false, p.refused(err)
 		}

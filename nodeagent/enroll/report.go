@@ -122,7 +122,7 @@ func (p *pod) publish(out outcome) {
 		Netns:          status.Netns{Known: p.found, Source: p.place.Source, Path: p.attachment.Netns, ContainerID: p.attachment.ContainerID},
 		Rules:          p.rules(),
 		Listeners:      p.listeners,
-		OldConnections: status.OldConnections{Known: !p.older},
+		OldConnections: status.OldConnections{Known: !p.older || p.paired, Count: p.bypassing},
 		Annotation:     status.Unknown,
 		State:          out.state, Reason: out.reason, Message: out.message,
 		Since: time.Now(), Remedy: out.reason.Remedy(),

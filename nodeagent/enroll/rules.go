@@ -3,7 +3,9 @@ package enroll
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
@@ -31,6 +33,7 @@ func (p *pod) apply(ctx context.Context, want ruleset.Config) error {
 		return err
 	}
 	p.verified, p.checked = true, time.Now()
+	p.stood = p.redirected()
 	// While the ADD waits nothing runs in the pod that could have opened anything.
 	p.stale = want.Form != ruleset.FormMarks && p.adding == nil
 	return p.expel(ctx)
@@ -64,13 +67,55 @@ func (p *pod) verify(ctx context.Context) error {
 	if drift == "" {
 		return err
 	}
+	p.verified = false
+	if fight := p.fights(); fight != nil {
+		return fight
+	}
 	// What was opened meanwhile is in the clear, and may stay there.
-	p.older = p.older || (p.redirected() && p.adding == nil)
+	if p.redirected() && p.adding == nil {
+		p.older, p.gap, p.paired = true, p.gap || p.stood, false
+	}
 	if applied := p.apply(ctx, p.applied); applied != nil {
 		return errors.Join(applied, err)
 	}
 	p.repaired++
+	p.repairs = append(p.repairs, time.Now())
 	p.r.config.Metrics.repairs.Inc()
-	p.r.config.Logger.Warn("redirection put right", "pod", p.name(), "drift", drift)
+	p.r.config.Logger.Warn("redirection put right", "pod", p.name(), "drift", drift, "by", p.culprit())
 	return err
+}
+
+// A fight is with somebody in the pod who changes the rules as often as they are put
+// right. It is not won by doing so more often.
+type fight struct {
+	by    string
+	times int
+	wait  time.Duration
+}
+
+func (f *fight) Error() string {
+	return fmt.Sprintf("the redirection was put right %d times in %s and is changed again, by %s; it is put right again in %s",
+		f.times, fightWindow, f.by, f.wait.Round(100*time.Millisecond))
+}
+
+const (
+	// fightWindow and fightRepairs are how often a pod's redirection is put right at
+	// once; after that at a growing pause.
+	fightWindow  = 10 * time.Second
+	fightRepairs = 5
+	fightPause   = time.Second
+)
+
+// fights returns the fight that the next repair is put off for, if there is one.
+func (p *pod) fights() *fight {
+	p.repairs = slices.DeleteFunc(p.repairs, func(t time.Time) bool { return time.Since(t) > fightWindow })
+	n := len(p.repairs)
+	if n < fightRepairs {
+		return nil
+	}
+	wait := time.Until(p.repairs[n-1].Add(backoff(n-fightRepairs+1, fightPause, fightWindow)))
+	if wait <= 0 {
+		return nil
+	}
+	return &fight{by: p.culprit(), times: n, wait: wait}
 }

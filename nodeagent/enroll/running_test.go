@@ -2,12 +2,14 @@ package enroll
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -20,6 +22,7 @@ func running(t *testing.T, story func(w *world, s *space)) {
 		}
 		w.pass(time.Minute)
 		w.done()
+		w.space("c1").older = 1 // nothing redirects yet
 		story(w, w.space("c1"))
 	})
 }
@@ -45,8 +48,89 @@ func TestLabelOnARunningPod(t *testing.T) {
 		// Nothing is redirected before the proxy has the pod.
 		w.wantDone("apply marks+dns", announced, "apply syn+dns", "expel")
 		w.wantState("web Captured OldConnections", "/run/netns/c1 has syn+dns", "proxy has uid-web acked")
-		if got := w.r.Report()[0].OldConnections; got.Known {
-			t.Errorf("old connections are shown as known: %+v", got)
+		if got := w.r.Report()[0].OldConnections; got != (status.OldConnections{Known: true, Count: 1}) {
+			t.Errorf("old connections are shown as %+v", got)
+		}
+	})
+}
+
+// When the last older connection has ended, nothing leaks past the redirects any more.
+func TestFormSYNBecomesFull(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		w.object("web", true)
+		w.done()
+		s.set(func() { s.older = 0 })
+		w.pass(10 * time.Second)
+		w.wantDone("apply full+dns", "expel")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+func TestExistingConnections(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		start    func(*testing.T, func(*world, *space))
+		existing intent.Existing
+		fail     error
+		want     string
+	}{
+		{"labelled while running", running, intent.ByCause, nil, "web Captured OldConnections"},
+		{"labelled while running, reset", running, intent.Reset, nil, "web Captured OK"},
+		{"labelled while running, reset, not possible", running, intent.Reset, fmt.Errorf("no: %w", sockets.ErrCannotDestroy), "web Captured OldConnections"},
+		{"labelled while running, reset, refused", running, intent.Reset, errors.New("not now"), "web Bypassing OldConnections"},
+		{"opened in a gap", captured, intent.ByCause, nil, "web Captured OK"},
+		{"opened in a gap, keep", captured, intent.Keep, nil, "web Captured OldConnections"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.start(t, func(w *world, s *space) {
+				w.stop() // the policy is read when the agent starts
+				w.existing = test.existing
+				w.restart()
+				w.done()
+				s.set(func() {
+					s.older, s.rules = 1, ""
+					if test.fail != nil {
+						s.fail["destroy"] = test.fail
+					}
+				})
+				w.object("web", true)
+				w.pass(30 * time.Second)
+				if got, _, _ := strings.Cut(w.state(), "\n"); got != test.want {
+					t.Errorf("got %s, want %s", got, test.want)
+				}
+			})
+		})
+	}
+}
+
+// Somebody who changes the rules again and again is named, and costs little.
+func TestAFightForTheRules(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		for range 200 { // ten times a second
+			s.set(func() { s.rules = "" })
+			s.changed("evil (pid 42)")
+			w.pass(100 * time.Millisecond)
+		}
+		if n := strings.Count(w.done(), "apply full+dns"); n < fightRepairs || n > 15 {
+			t.Errorf("put right %d times in 20 s", n)
+		}
+		got := w.r.Report()[0]
+		if got.State != status.Bypassing || got.Reason != status.RulesFought || !strings.Contains(got.Message, "by evil (pid 42)") {
+			t.Errorf("got %s (%s): %s", got.State, got.Reason, got.Message)
+		}
+		w.pass(time.Minute)
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
+// The kernel tells of a change at once; the log says who made it.
+func TestDriftIsToldOf(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.rules = "" })
+		s.changed("nft (pid 42)")
+		w.wantDone("apply full+dns", "expel")
+		if got := w.logged.lines("redirection put right"); len(got) != 1 || !strings.Contains(got[0], `by="nft (pid 42)"`) {
+			t.Errorf("logged: %q", got)
 		}
 	})
 }
@@ -132,8 +216,9 @@ func TestLabelPutBackDuringRelease(t *testing.T) {
 		s.set(func() { s.proxied = 1 })
 		w.object("web", false)
 		w.pass(10 * time.Second)
-		w.object("web", true)
 		// What was opened meanwhile lives on in the clear.
+		s.set(func() { s.older = 1 })
+		w.object("web", true)
 		w.wantDone("apply marks+dns", "apply syn+dns", "expel")
 		w.wantState("web Captured OldConnections", "/run/netns/c1 has syn+dns", "proxy has uid-web acked")
 		// The next release has its whole grace again.
@@ -173,8 +258,7 @@ func TestDriftIsPutRight(t *testing.T) {
 		if got := w.r.Report()[0].Rules.Repaired; got != 1 {
 			t.Errorf("repaired %d times, want 1", got)
 		}
-		// What was opened in the gap is not known.
-		w.wantState("web Captured OldConnections", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
 	})
 }
 
@@ -199,7 +283,7 @@ func TestDriftThatCannotBePutRight(t *testing.T) {
 		}
 		s.set(func() { delete(s.fail, "apply") })
 		w.pass(time.Minute)
-		w.wantState("web Captured OldConnections", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
 	})
 }
 

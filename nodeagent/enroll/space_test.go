@@ -8,6 +8,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -19,6 +20,8 @@ type space struct {
 	rules   string // what is applied, as text
 	missing string // listeners that are not there: "tcp", "dns"
 	proxied int
+	older   int // connections that bypass
+	changed func(by string)
 	looks   int              // at the listeners
 	fail    map[string]error // by verb
 	block   chan struct{}    // Apply hangs until it is closed
@@ -47,7 +50,25 @@ func (w *world) gone(place sandbox.Place) bool {
 	return w.spaces[place.Path].fail["gone"] != nil
 }
 
-func (w *world) open(place sandbox.Place) (Kernel, error) {
+func (w *world) search(_ context.Context, wanted []sandbox.Wanted) (map[string]sandbox.Found, map[string]error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	found, errs := map[string]sandbox.Found{}, map[string]error{}
+	for _, pod := range wanted {
+		if container, ok := w.findable[pod.UID]; ok {
+			path := "/run/netns/" + container
+			if w.spaces[path] == nil {
+				w.spaces[path] = &space{w: w, path: path, fail: map[string]error{}}
+			}
+			found[pod.UID] = sandbox.Found{Place: sandbox.Place{Path: path, Source: sandbox.SourceCache}, ContainerID: container}
+		} else {
+			errs[pod.UID] = sandbox.ErrNotFound
+		}
+	}
+	return found, errs
+}
+
+func (w *world) open(place sandbox.Place, changed func(string)) (Kernel, error) {
 	s := w.space(strings.TrimPrefix(place.Path, "/run/netns/"))
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -55,6 +76,7 @@ func (w *world) open(place sandbox.Place) (Kernel, error) {
 		return nil, err
 	}
 	s.open++
+	s.changed = changed
 	return s, nil
 }
 
@@ -145,6 +167,23 @@ func (s *space) Proxied(context.Context) (int, error) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
 	return s.proxied, s.fail["proxied"]
+}
+
+func (s *space) Bypassing(context.Context, ruleset.Config) ([]sockets.Connection, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	return make([]sockets.Connection, s.older), s.fail["pair"]
+}
+
+func (s *space) Destroy(_ context.Context, connections []sockets.Connection) (int, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if err := cmp.Or(s.fail["destroy"], s.w.step()); err != nil {
+		return 0, err
+	}
+	s.w.note("reset %d", len(connections))
+	s.older = 0
+	return len(connections), nil
 }
 
 func (s *space) Close() error {

@@ -37,6 +37,10 @@ type world struct {
 	steps, killAfter int
 	dead             bool
 
+	findable map[string]string // containers, by UID, that a search finds
+
+	existing intent.Existing
+
 	unsynced bool
 	full     error                 // why no record can be written
 	objects  map[string]intent.Pod // by namespace/name
@@ -91,8 +95,8 @@ func inWorld(t *testing.T, story func(*world)) {
 func (w *world) start() {
 	var err error
 	w.r, err = New(Config{
-		Policy: intent.Policy{Selectors: intent.DefaultSelectors(), CaptureDNS: true},
-		Source: w, Proxies: w, Records: w, Find: w.find, Gone: w.gone, Open: w.open,
+		Policy: intent.Policy{Selectors: intent.DefaultSelectors(), CaptureDNS: true, Existing: w.existing},
+		Source: w, Proxies: w, Records: w, Find: w.find, Gone: w.gone, Open: w.open, Search: w.search,
 		PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
 		ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
 		Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.NewTextHandler(&w.logged, nil)),
@@ -334,6 +338,15 @@ func (w *world) Announce(l proxylink.Workload) {
 	}
 	w.note("announce %s as %s/%s of %s", l.UID, l.Namespace, l.Name, l.ServiceAccount)
 	w.held[l.UID] = w.answer
+}
+
+func (w *world) Keep(uid string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, ok := w.held[uid]; !ok {
+		w.note("keep %s", uid)
+		w.held[uid] = proxylink.Kept
+	}
 }
 
 func (w *world) Withdraw(uid string) {

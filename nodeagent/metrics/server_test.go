@@ -8,10 +8,12 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/nodeagent/metrics"
 )
 
@@ -63,14 +65,14 @@ func TestRunServesUntilTheEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- metrics.Run(ctx, l, config(nil, nil)) }()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Get("http://" + address + "/livez")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := resp.Body.Close(); err != nil {
-		t.Error(err)
-	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	netlab.Eventually(t, func() error {
+		resp, err := client.Get("http://" + c.Address + "/livez")
+		if err != nil {
+			return err
+		}
+		return resp.Body.Close()
+	})
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

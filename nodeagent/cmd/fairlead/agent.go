@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/iptables/watch"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
 	"github.com/fairlead-mesh/fairlead/nodeagent/manifests"
@@ -80,6 +82,7 @@ type agent struct {
 	registry   *prometheus.Registry
 	pods       *manifests.Dir
 	proxies    *proxylink.Server
+	watcher    *watch.Watcher
 	reconciler *enroll.Reconciler
 	synced     chan struct{} // closed when the source knows the node's pods
 	syncedOnce sync.Once
@@ -119,10 +122,14 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	}); err != nil {
 		return nil, err
 	}
+	finder.Proxies = a.proxyPIDs
+	if a.watcher, err = watch.New(); err != nil {
+		return nil, err
+	}
+	opener := enroll.Opener{Finder: finder, Watcher: a.watcher, Exempt: []netip.Addr{c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv6}}
 	if a.reconciler, err = enroll.New(enroll.Config{
 		Policy: policy, Source: a.pods, Proxies: a.proxies, Records: enroll.RecordDir(c.File("pods")),
-		Find: finder.Told, Gone: sandbox.Place.Gone,
-		Open:      func(p sandbox.Place) (enroll.Kernel, error) { return enroll.OpenKernel(finder, p) },
+		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: opener.Open,
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
 		PodWait: c.Waits.Pod.Duration, ProxyWait: c.Waits.Proxy.Duration, AckWait: c.Waits.Ack.Duration,
 		ReleaseGrace: c.ReleaseGrace.Duration, DrainTimeout: c.DrainTimeout.Duration, SweepInterval: c.SweepInterval.Duration,
@@ -159,6 +166,7 @@ func (a *agent) run(ctx context.Context) error {
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.reconciler.Run(ctx) })
+	group.Go(func() error { return a.watcher.Run(ctx) })
 	group.Go(func() error { return a.proxies.Run(ctx) })
 	group.Go(func() error { return a.pods.Run(ctx) })
 	group.Go(func() error { return a.plugins.Run(ctx, listener) })
@@ -197,6 +205,7 @@ func (a *agent) announceReady(ctx context.Context) error {
 		case <-known:
 		}
 	}
+	a.reconciler.Seek(ctx)
 	a.proxies.Open()
 	for {
 		err := agentapi.MarkReady(a.config.File("agent.sock"))
@@ -250,6 +259,15 @@ func (a *agent) signOfLife(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// proxyPIDs are the processes whose network namespaces are no pod's.
+func (a *agent) proxyPIDs() []int {
+	var pids []int
+	for _, s := range a.proxies.Sessions() {
+		pids = append(pids, int(s.PID))
+	}
+	return pids
 }
 
 // node is the head of a status report.

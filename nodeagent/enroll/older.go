@@ -1,0 +1,78 @@
+package enroll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// resetPoll is how soon we look whether connections that were reset are gone.
+const resetPoll = 200 * time.Millisecond
+
+// pair looks for connections that are older than the redirects, or were opened
+// while those were away. By their cause they are reset or kept; when none is left,
+// form syn, which was there for their sake, becomes full.
+func (p *pod) pair(ctx context.Context, out outcome) outcome {
+	bypassing, err := p.kernel.Bypassing(ctx, p.applied)
+	if err != nil {
+		out.reason, out.message = status.ReasonOldConnections, "how many connections are older than the capture, and stay in the clear, is not known: "+err.Error()
+		return out
+	}
+	p.bypassing, p.paired = len(bypassing), true
+	switch {
+	case len(bypassing) == 0:
+		return p.noneOlder(ctx, out)
+	case p.resetOlder():
+		return p.reset(ctx, bypassing, out)
+	}
+	out.reason = status.ReasonOldConnections
+	out.message = fmt.Sprintf("%d connections are older than the capture and stay in the clear", len(bypassing))
+	return out
+}
+
+// noneOlder is the end of a capture: nothing is left that form full would cut.
+func (p *pod) noneOlder(ctx context.Context, out outcome) outcome {
+	if p.applied.Form == ruleset.FormSYN {
+		if err := p.apply(ctx, p.want(ruleset.FormFull)); err != nil {
+			return p.refused(err)
+		}
+	}
+	p.older, p.gap = false, false
+	return out
+}
+
+// resetOlder decides by the cause: a pod that was captured before, and whose
+// redirects were away, is owed what it had; one that was labelled while it ran has
+// been promised nothing.
+func (p *pod) resetOlder() bool {
+	if p.decision.Existing != intent.ByCause {
+		return p.decision.Existing == intent.Reset
+	}
+	return p.gap
+}
+
+// reset destroys the connections. Until they are gone the pod bypasses the mesh.
+func (p *pod) reset(ctx context.Context, bypassing []sockets.Connection, out outcome) outcome {
+	n, err := p.kernel.Destroy(ctx, bypassing)
+	p.r.config.Metrics.resets.Add(float64(n))
+	if errors.Is(err, sockets.ErrCannotDestroy) {
+		out.reason, out.message = status.ReasonOldConnections, fmt.Sprintf("%d connections bypass the proxy: %v", len(bypassing), err)
+		return out
+	}
+	if n > 0 {
+		p.r.config.Logger.Warn("connections that bypassed the proxy were reset", "pod", p.name(), "connections", n)
+	}
+	again := outcome{state: status.Bypassing, reason: status.ReasonOldConnections, again: resetPoll,
+		message: fmt.Sprintf("%d connections bypassed the proxy and are being reset", len(bypassing))}
+	if err != nil {
+		again.message += ": " + err.Error()
+		again.again = time.Second
+	}
+	return again
+}

@@ -1,0 +1,113 @@
+package enroll
+
+import (
+	"context"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+)
+
+// seek looks, now and then, for the network namespaces of pods that should be
+// captured and that the runtime has not told us of.
+func (r *Reconciler) seek(ctx context.Context) {
+	tick := time.NewTicker(r.config.SweepInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			r.Seek(ctx)
+		}
+	}
+}
+
+// Seek looks once, for all of them together. Until a pod's namespace is found, its
+// proxies are asked to keep what they may have of it.
+func (r *Reconciler) Seek(ctx context.Context) {
+	wanted := r.missing()
+	if len(wanted) == 0 {
+		return
+	}
+	found, errs := r.config.Search(ctx, wanted)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range wanted {
+		place, ok := found[w.UID]
+		switch {
+		case r.pods[w.UID] != nil: // the runtime was faster
+		case ok:
+			r.take(w, place)
+		case r.kept[w.UID].gone:
+			// Neither the API nor the kernel knows it any more.
+			delete(r.kept, w.UID)
+			r.config.Proxies.Withdraw(w.UID)
+		case r.kept[w.UID].text != errs[w.UID].Error():
+			r.kept[w.UID] = kept{wanted: w, text: errs[w.UID].Error()}
+			r.config.Logger.Warn("a pod that should be captured is not found", "pod", w.Namespace+"/"+w.Name, "error", errs[w.UID])
+		}
+	}
+}
+
+// kept is a pod that proxies were asked to keep.
+type kept struct {
+	wanted sandbox.Wanted
+	text   string // why it was not found
+	gone   bool   // and the source does not know it any more
+}
+
+// missing returns the pods to look for, and has proxies keep them.
+func (r *Reconciler) missing() []sandbox.Wanted {
+	objects := r.config.Source.Pods()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var wanted []sandbox.Wanted
+	known := map[string]bool{}
+	for _, object := range objects {
+		uid := object.RuntimeUID()
+		known[uid] = true
+		if uid == "" || r.pods[uid] != nil || !r.shouldBeCaptured(object) {
+			continue
+		}
+		w := sandbox.Wanted{UID: uid, Namespace: object.Namespace, Name: object.Name, IPs: object.IPs}
+		wanted = append(wanted, w)
+		if _, ok := r.kept[uid]; !ok {
+			r.kept[uid] = kept{wanted: w}
+			r.config.Proxies.Keep(uid)
+		}
+	}
+	for uid, k := range r.kept {
+		switch {
+		case r.pods[uid] != nil:
+			delete(r.kept, uid)
+		case !known[uid]:
+			k.gone = true
+			r.kept[uid] = k
+			wanted = append(wanted, k.wanted)
+		}
+	}
+	return wanted
+}
+
+func (r *Reconciler) shouldBeCaptured(object intent.Pod) bool {
+	_, namespace, ok := r.config.Source.Lookup(object.Namespace, object.Name)
+	return ok && r.config.Policy.Decide(object, namespace).Capture
+}
+
+// take makes a found namespace the pod's. r.mu is held.
+func (r *Reconciler) take(w sandbox.Wanted, found sandbox.Found) {
+	p := newPod(r, w.UID)
+	p.attachment = &agentapi.Attachment{
+		Namespace: w.Namespace, Name: w.Name, UID: w.UID, ContainerID: found.ContainerID,
+		Netns: found.Path, Interface: found.Interface, IPs: found.IPs,
+	}
+	p.place, p.found = found.Place, true
+	r.pods[w.UID] = p
+	delete(r.kept, w.UID)
+	if r.queue != nil {
+		r.queue.Add(w.UID)
+	}
+	r.config.Logger.Info("found a pod that the runtime had not told of", "pod", p.name(), "source", found.Source, "netns", found.ID)
+}

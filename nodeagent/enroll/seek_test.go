@@ -1,0 +1,75 @@
+package enroll
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+)
+
+func withUID(p *intent.Pod) { p.UID = "uid-" + p.Name }
+
+// A pod that ran before the agent did is found, and captured like one that is
+// labelled while it runs.
+func TestFindsAPodThatWasThereBefore(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true, withUID)
+		w.object("plain", false, withUID)
+		w.object("nameless", true) // its UID is known from its ADD alone
+		w.pass(10 * time.Second)
+		w.wantDone("keep uid-web")
+		w.wantState("nameless Pending NetworkNamespaceUnknown", "plain NotCaptured NotLabelled", "web Pending NetworkNamespaceUnknown", "proxy has uid-web kept")
+		w.space("c1").older = 1
+		w.mu.Lock()
+		w.findable = map[string]string{"uid-web": "c1", "uid-plain": "c2"}
+		w.mu.Unlock()
+		w.pass(10 * time.Second)
+		w.wantDone("apply marks+dns", announced, "apply syn+dns", "expel")
+		got := w.r.Report()[2]
+		if got.Reason != "OldConnections" || got.Netns.Source != sandbox.SourceCache || got.Netns.ContainerID != "c1" {
+			t.Errorf("got %+v", got)
+		}
+		w.pass(time.Hour)
+		w.wantDone()
+		w.del("web", "c1")
+		w.wantDone("withdraw uid-web")
+	})
+}
+
+func TestTheRuntimeIsFasterThanTheSearch(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true, withUID)
+		w.pass(10 * time.Second)
+		w.done()
+		if err := w.add("web", "c2"); err != nil {
+			t.Fatal(err)
+		}
+		w.mu.Lock()
+		w.findable = map[string]string{"uid-web": "c1"}
+		w.mu.Unlock()
+		w.pass(time.Minute)
+		if got := w.r.Report()[0]; got.Netns.ContainerID != "c2" {
+			t.Errorf("got %+v", got)
+		}
+	})
+}
+
+// What a proxy was asked to keep is withdrawn when neither source nor kernel knows
+// the pod any more.
+func TestKeepEnds(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true, withUID)
+		w.pass(time.Minute)
+		w.wantDone("keep uid-web")
+		if got := w.logged.lines("is not found"); len(got) != 1 || !strings.Contains(got[0], "nothing leads to it") {
+			t.Errorf("logged: %q", got)
+		}
+		w.forget("web")
+		w.pass(10 * time.Second)
+		w.wantDone("withdraw uid-web")
+		w.pass(time.Minute)
+		w.wantDone()
+	})
+}
