@@ -114,6 +114,7 @@ func TestPodOf(t *testing.T) {
 		{"a node in a container", "3:cpu:/docker/n1/kubepods/podagent/c2", []string{"3:cpu:/docker/n1" + pod}, membership{uid, cid, 0}},
 		{"another node in a container", "3:cpu:/docker/n1/kubepods/podagent/c2", []string{"3:cpu:/docker/n2" + pod}, membership{}},
 		{"hierarchies of different depths", "3:cpu:/x/kubepods/podagent/c2\n0::/kubepods/podagent/c2", []string{"3:cpu:/x" + pod, "0::" + pod}, membership{uid, cid, 0}},
+		{"a reader outside of its cgroup namespace", "0::/../../podagent/c2", []string{"0::/../../pod" + uid + "/" + cid}, membership{uid, cid, 0}},
 		{"a reader in a cgroup namespace", "0::/", []string{"0::/../../pod" + uid + "/" + cid}, membership{uid, cid, 0}},
 	} {
 		got, ok := podOf(strings.Join(c.file, "\n")+"\n", levels(c.self))
@@ -150,7 +151,7 @@ func TestParseMount(t *testing.T) {
 		"63 43 0:4 net:[4026532250] /run/netns/cni-1 rw - nsfs none rw":        {4026532250, "/run/netns/cni-1"},
 		`63 43 0:4 net:[7] /run/a\040b\134c rw shared:3 - nsfs none rw`:        {7, `/run/a b\c`},
 		"64 43 0:4 mnt:[4026532251] /run/snapd/ns/lxd.mnt rw - nsfs none rw":   {},
-		"22 28 0:20 / /sys rw,nosuid shared:7 - sysfs none rw":                {},
+		"22 28 0:20 / /sys rw,nosuid shared:7 - sysfs none rw":                 {},
 		"63 43 0:4 net:[x] /run/netns/cni-1 rw - nsfs none rw":                 {},
 		"63 43 0:4 net:[1 /run/netns/cni-1 rw - nsfs none rw":                  {},
 		"63 43 0:4 net:[99999999999999999999] /run/netns/cni-1 - nsfs none rw": {},

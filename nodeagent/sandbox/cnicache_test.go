@@ -127,6 +127,8 @@ func TestReadCache(t *testing.T) {
 	}
 	if want := []string{"net-c0-eth0", "net-empty", "net-sparse"}; !slices.Equal(names, want) || len(unread) != 3 {
 		t.Errorf("unread: %v, want %v", unread, want)
+	} else if !strings.Contains(unread[2].Error(), "more than 1048576 bytes") {
+		t.Error(unread[2])
 	}
 }
 
@@ -164,5 +166,30 @@ func TestReadCacheFailures(t *testing.T) {
 	}
 	if _, err := readCache(t.Context(), dir, func(entry) error { return unix.EMFILE }); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("out of descriptors: %v", err)
+	}
+}
+
+// Files that could not be opened for want of descriptors are not passed over: one of
+// them may be the pod's.
+func TestReadCacheOutOfDescriptors(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(`{"kind":"cniCacheV1",`+args+"}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 0
+	_, after := readCache(t.Context(), dir, func(entry) error { return unix.Setrlimit(unix.RLIMIT_NOFILE, &none) })
+	_, before := readCache(t.Context(), dir, func(entry) error { return nil })
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(after, unix.EMFILE) || !errors.Is(before, unix.EMFILE) {
+		t.Errorf("after the first file: %v; before it: %v", after, before)
 	}
 }

@@ -44,9 +44,6 @@ func processes(ctx context.Context, proc string, each func(process) error) error
 			return err
 		}
 		dir, err := os.OpenFile(filepath.Join(proc, strconv.Itoa(pid)), unix.O_PATH|unix.O_DIRECTORY, 0)
-		if ended(err) {
-			continue
-		}
 		if err == nil {
 			err = errors.Join(each(process{pid, dir}), dir.Close())
 		}

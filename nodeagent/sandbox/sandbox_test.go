@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 13) }
+func TestMain(m *testing.M) { netlab.Main(m, 14) }
 
 func finder(t testing.TB) *sandbox.Finder {
 	t.Helper()

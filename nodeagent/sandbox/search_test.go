@@ -157,6 +157,15 @@ func TestSearch(t *testing.T) {
 			n.process(20, cgroupOf+"c1", a.Path)
 			n.process(10, cgroupOf+"c1/docker/x", b.Path)
 		}, wanted(), []string{"net by process 20 / [] checked:false 20"}},
+		{"an engine that shares the pod's namespace, and a container of its own", func(n *node) {
+			n.process(10, cgroupOf+"c1/docker/x", a.Path)
+			n.process(11, cgroupOf+"c1/container", b.Path)
+			n.process(20, cgroupOf+"c1", a.Path)
+		}, wanted(), []string{"net by process 20 / [] checked:false 20"}},
+		{"a process, and a mount of another namespace", func(n *node) {
+			n.process(20, cgroupOf+"c1", a.Path)
+			n.mountAs(a.Path, b.Path)
+		}, wanted(), []string{"net by process 20 / [] checked:false 20"}},
 		{"an engine in the pod, the pod deeper", func(n *node) {
 			n.process(10, cgroupOf+"c1", b.Path)
 			n.process(20, cgroupOf+"c1/container", a.Path)
@@ -220,7 +229,9 @@ func TestSearchOfMany(t *testing.T) {
 	n.write("self/mountinfo", "")
 	n.process(20, "/../../podu-2/c1", b.Path)
 	n.process(21, "/../../../besteffort/podu3/c1", c.Path)
-	want = append(want, sandbox.Wanted{UID: "u-2"}, sandbox.Wanted{UID: "u3"}, sandbox.Wanted{UID: "u4"})
+	n.process(22, "/kubepods.slice/kubepods-podu_5.slice/c1", a.Path)
+	n.cached("u_2", "c1", "eth0", a.Path) // in cgroups alone this is the same as u-2
+	want = append(want, sandbox.Wanted{UID: "u-2"}, sandbox.Wanted{UID: "u3"}, sandbox.Wanted{UID: "u4"}, sandbox.Wanted{UID: "u_5"})
 	found, missing = n.finder.Search(t.Context(), want)
 	got := map[string]string{}
 	for _, w := range want {
@@ -234,6 +245,7 @@ func TestSearchOfMany(t *testing.T) {
 		"u1":  "a by libcni cache c1/eth0 [] checked:false 0",
 		"u-2": "net by process 20 / [] checked:false 20",
 		"u3":  "net by process 21 / [] checked:false 21",
+		"u_5": "net by process 22 / [] checked:false 22",
 	}, got); diff != "" {
 		t.Error(diff)
 	}

@@ -224,7 +224,7 @@ func (s *search) describe(p *pod, c *candidate, mounts map[uint64]string) Found 
 
 // path returns where a candidate is mounted, or its process's path.
 func (s *search) path(c *candidate, mounts map[uint64]string) (path string, process int) {
-	if path = mounts[c.ino]; path != "" && mounted(path) == nil {
+	if path = mounts[c.ino]; path != "" {
 		if dev, ino, err := inodeAt(path); err == nil && (inode{dev, ino}) == c.inode {
 			return path, 0
 		}
