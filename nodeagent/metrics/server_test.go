@@ -13,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
-	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/nodeagent/metrics"
 )
 
@@ -66,13 +65,13 @@ func TestRunServesUntilTheEnd(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- metrics.Run(ctx, l, config(nil, nil)) }()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
-	netlab.Eventually(t, func() error {
-		resp, err := client.Get("http://" + c.Address + "/livez")
-		if err != nil {
-			return err
-		}
-		return resp.Body.Close()
-	})
+	resp, err := client.Get("http://" + address + "/livez") // it listens already
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := resp.Body.Close(); err != nil {
+		t.Error(err)
+	}
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
