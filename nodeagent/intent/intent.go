@@ -10,6 +10,8 @@
 //   - Labels that ask for capture on a pod that cannot be captured (host network,
 //     an injected sidecar, an excluded namespace, a pod that is over): the hard
 //     exclusions come first, whatever the labels say.
+//   - A mode label whose value is neither ambient nor none, such as Ambient: a pod
+//     that is left alone because of it has a warning that says so.
 //   - An annotation that does not parse: it is ignored with a warning that names it;
 //     what it would have changed stays at the node's default.
 //   - An interface name that would break out of a rule's text: names are validated,
@@ -127,7 +129,7 @@ type Decision struct {
 	Message string
 	Redirect
 	Existing Existing
-	Warnings []string // what of the annotations was ignored, and why: few, and short
+	Warnings []string // what of the labels and annotations was ignored, and why: few, and short
 }
 
 // Redirect is how a pod that should be captured is redirected.
@@ -174,7 +176,19 @@ func (p Policy) Decide(pod Pod, ns Namespace) Decision {
 	if pod.Labels[LabelMode] == ModeNone {
 		return Decision{Reason: OptedOut, Message: "the pod's label " + LabelMode + " is " + ModeNone}
 	}
-	return Decision{Reason: NotLabelled, Message: "no enablement selector matches the pod and its namespace"}
+	return Decision{
+		Reason: NotLabelled, Message: "no enablement selector matches the pod and its namespace",
+		Warnings: append(oddMode("label ", pod.Labels), oddMode("label of its namespace ", ns.Labels)...),
+	}
+}
+
+// oddMode warns of a mode that is no mode.
+func oddMode(whose string, all map[string]string) []string {
+	mode, ok := all[LabelMode]
+	if !ok || mode == ModeAmbient || mode == ModeNone {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s%s has value %q: it is %s or %s; ignored", whose, LabelMode, clip(mode), ModeAmbient, ModeNone)}
 }
 
 // excluded applies the hard exclusions.

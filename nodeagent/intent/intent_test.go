@@ -64,6 +64,35 @@ func TestWhichPods(t *testing.T) {
 	}
 }
 
+// A label that asks for something, spelt wrong, leaves no pod alone without a word.
+func TestModesThatAreNone(t *testing.T) {
+	const (
+		ofPod       = `label istio.io/dataplane-mode has value %q: it is ambient or none; ignored`
+		ofNamespace = `label of its namespace istio.io/dataplane-mode has value %q: it is ambient or none; ignored`
+	)
+	mode := func(value string) set { return set{intent.LabelMode: value} }
+	for name, test := range map[string]struct {
+		pod, ns set
+		want    intent.Reason
+		warns   []string
+	}{
+		"no label":                      {want: intent.NotLabelled},
+		"the pod's, in upper case":      {pod: mode("Ambient"), want: intent.NotLabelled, warns: []string{fmt.Sprintf(ofPod, "Ambient")}},
+		"the pod's, empty":              {pod: mode(""), want: intent.NotLabelled, warns: []string{fmt.Sprintf(ofPod, "")}},
+		"the namespace's":               {ns: mode("true"), want: intent.NotLabelled, warns: []string{fmt.Sprintf(ofNamespace, "true")}},
+		"both":                          {pod: mode("None"), ns: mode("on"), want: intent.NotLabelled, warns: []string{fmt.Sprintf(ofPod, "None"), fmt.Sprintf(ofNamespace, "on")}},
+		"namespace none":                {ns: none, want: intent.NotLabelled},
+		"the pod's does not matter":     {pod: mode("Ambient"), ns: ambient, want: intent.Selected},
+		"the namespace's does not":      {pod: ambient, ns: mode("Ambient"), want: intent.Selected},
+		"the pod opts out all the same": {pod: none, ns: mode("Ambient"), want: intent.OptedOut},
+	} {
+		got := policy().Decide(intent.Pod{Labels: test.pod}, intent.Namespace{Labels: test.ns})
+		if diff := cmp.Diff(test.warns, got.Warnings); diff != "" || got.Reason != test.want {
+			t.Errorf("%s: reason %s, want %s; warnings (-want +got):\n%s", name, got.Reason, test.want, diff)
+		}
+	}
+}
+
 func TestOwnSelectors(t *testing.T) {
 	parse := func(text string) labels.Selector {
 		s, err := labels.Parse(text)
