@@ -25,8 +25,13 @@ build: ## build the static binaries into bin/: fairlead, fairlead-cni, nodeproxy
 	@$(STATIC) -o bin/ ./nodeagent/cmd/fairlead ./cni/cmd/fairlead-cni ./integration/cmd/nodeproxy
 
 .PHONY: demo
-demo: build demo-parts ## capture pods for real in private namespaces, step by step (root)
+demo: root build demo-parts ## capture pods for real in private namespaces, step by step (root)
 	@bin/demo
+
+# Said before anything is built: without root's home Go may have no place for its cache.
+.PHONY: root
+root:
+	@[ "$$(id -u)" = 0 ] || { echo 'make $(MAKECMDGOALS): it has to run as root, in network, mount and PID namespaces of its own; try: sudo make $(MAKECMDGOALS)' >&2; exit 1; }
 
 # The demo itself, and the reference CNI plugins it chains with ours.
 .PHONY: demo-parts
@@ -36,6 +41,7 @@ demo-parts:
 
 .PHONY: test
 test: ## run every test with the race detector, the kernel's too (root); installs missing Debian packages
+	@[ "$$(id -u)" = 0 ] || echo 'make test: not root: the kernel tests will be left out' >&2
 	@integration/make/packages
 	@$(MAKE) build demo-parts
 	@integration/make/test
