@@ -50,6 +50,12 @@ test: ## run every test with the race detector, the kernel's too (root); install
 lint: ## check style, generated code and the modules' tidiness
 	@integration/make/lint
 
+# BENCH chooses rows (a regexp), BENCH_JSON names a file for machines.
+.PHONY: bench
+bench: build demo-parts ## measure the budgets, met or missed (root); CHECK=1 fails on a miss
+	@$(STATIC) -o bin/ ./integration/cmd/bench
+	@bin/bench $(if $(BENCH),-rows '$(BENCH)') $(if $(BENCH_JSON),-json '$(BENCH_JSON)') $(if $(CHECK),-check)
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s) each
 	@FUZZTIME=$(FUZZTIME) integration/make/fuzz

@@ -6,7 +6,8 @@
 // carries its reason as a comment that an operator sees in `nft list ruleset`. The constants that the rules share with
 // routing, listeners and sockets are here as well, and nowhere else.
 //
-// Failures that the package survives:
+// # Failures it survives
+//
 //   - Names from a pod's annotations: what cannot be an interface's name, or would match another than it says, is refused
 //     with the name and the reason. No name can add a line to the text.
 //   - Rules that somebody else put into the table: they are shown, with whatever could steer a terminal taken out, and an

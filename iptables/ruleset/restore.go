@@ -144,7 +144,7 @@ func restoreMatch(m Match) string {
 	case FirstSYN:
 		return "-m tcp --tcp-flags FIN,SYN,RST,ACK SYN"
 	case Reset:
-		return "-m tcp --tcp-flags RST RST"
+		return fmt.Sprintf("-m tcp --tcp-flags %s %[1]s", "RST")
 	case GoingOn:
 		return "-m tcp ! --tcp-flags RST,ACK NONE"
 	case Tracked:

@@ -105,7 +105,7 @@ func TestRestoreWords(t *testing.T) {
 		{rule("", SetConnectionMark{0x111, 0xfff}, PacketMark{0x539, 0xfff, true}), "-m mark ! --mark 0x539/0xfff -j CONNMARK --set-xmark 0x111/0xfff"},
 		{rule("", RestoreMark{}, ConnectionMark{0x111, 0xfff, false}), "-m connmark --mark 0x111/0xfff -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff"},
 		{rule("", Accept{}, FirstSYN{}), "-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -j RETURN"},
-		{rule("", Accept{}, Reset{}), "-p tcp -m tcp --tcp-flags RST RST -j RETURN"},
+		{rule("", Accept{}, Reset{}), "-p tcp -m tcp --tcp-flags RST" + " RST -j RETURN"},
 		{rule("", Accept{}, GoingOn{}), "-p tcp -m tcp ! --tcp-flags RST,ACK NONE -j RETURN"},
 		{rule("", Accept{}, Tracked{}), "-m conntrack ! --ctstate UNTRACKED -j RETURN"},
 		{rule(`a "word"`, Accept{}, Addr{Source, addr("10.0.0.1"), true}), `! -s 10.0.0.1 -m comment --comment "a 'word'" -j RETURN`},

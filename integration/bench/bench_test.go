@@ -1,0 +1,212 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
+)
+
+func TestMain(m *testing.M) { netlab.Main(m, 7) }
+
+// tiny is a run that says nothing about the figures, and goes by every row.
+func tiny() Sizes {
+	return Sizes{
+		Warm: 1, Reps: 2, Parallel: 3, Rounds: 1, Pods: 3, More: 5, Restarts: 1,
+		Settle: 100 * time.Millisecond, Window: 1200 * time.Millisecond, Traffic: 50 * time.Millisecond,
+	}
+}
+
+// buildBinaries builds what "make bench" runs.
+func buildBinaries(t *testing.T) string {
+	t.Helper()
+	const dir = "/dev/shm" // /run may be too small; this mount is as private
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
+		t.Fatal(err)
+	}
+	for module, packages := range map[string][]string{
+		"../..":         {"-o", dir + "/", "./nodeagent/cmd/fairlead", "./cni/cmd/fairlead-cni", "./integration/cmd/nodeproxy"},
+		"../cniplugins": {"-o", dir + "/cni/", "tool"},
+	} {
+		cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-buildvcs=false", "-trimpath", "-ldflags=-s -w"}, packages...)...)
+		cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", cmd, err, out)
+		}
+	}
+	return dir
+}
+
+// Every row is measured, and judged if it has a budget. What the figures are depends on
+// the machine, and is no test's business.
+func TestEveryRowIsMeasured(t *testing.T) {
+	netlab.Kernel(t)
+	report, err := Run(t.Context(), Options{Bin: buildBinaries(t), Rows: regexp.MustCompile("."), Sizes: tiny()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range report.Failures {
+		t.Errorf("%s: %s", f.Row, f.Error)
+	}
+	var measured []string
+	for _, m := range report.Measures {
+		if !slices.Contains(measured, m.Row) {
+			measured = append(measured, m.Row)
+		}
+		if m.What == "" || m.Unit == "" || m.Value < 0 || (m.Budget == nil) != (m.Met == nil) {
+			t.Errorf("incomplete: %+v", m)
+		}
+		for _, o := range m.Others {
+			if o.Name == "" || o.Value <= 0 || o.Ratio <= 0 {
+				t.Errorf("%s: incomplete: %+v", m.What, o)
+			}
+		}
+	}
+	if !slices.Equal(measured, RowNames()) {
+		t.Errorf("measured %q, want %q", measured, RowNames())
+	}
+	// The budgets of the table, as far as there is something to be measured.
+	budgets := 0
+	for _, m := range report.Measures {
+		if m.Budget != nil {
+			budgets++
+		}
+	}
+	if want := 14; budgets != want {
+		t.Errorf("%d figures have a budget, want %d", budgets, want)
+	}
+	checkWritten(t, report)
+}
+
+func checkWritten(t *testing.T, report *Report) {
+	t.Helper()
+	var text, machine bytes.Buffer
+	if err := errors.Join(report.Write(&text), report.WriteJSON(&machine)); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range report.Measures {
+		if !strings.Contains(text.String(), m.What) {
+			t.Errorf("the table has no %q:\n%s", m.What, text.String())
+		}
+	}
+	var again Report
+	if err := json.Unmarshal(machine.Bytes(), &again); err != nil {
+		t.Fatal(err)
+	}
+	if len(again.Measures) != len(report.Measures) || again.CPUs != report.CPUs || again.Kernel == "" {
+		t.Errorf("the JSON has lost something:\n%s", machine.String())
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	bin := t.TempDir()
+	none := Options{Bin: bin, Rows: regexp.MustCompile("no such row"), Sizes: tiny()}
+	if _, err := Run(t.Context(), none); err == nil || !strings.Contains(err.Error(), "make build demo-parts") {
+		t.Errorf("without binaries: %v", err)
+	}
+	if err := os.MkdirAll(bin+"/cni", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"fairlead", "fairlead-cni", "nodeproxy", "cni/bridge", "cni/host-local"} {
+		if err := os.WriteFile(bin+"/"+name, []byte("#!/bin/false\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Run(t.Context(), none); err == nil || !strings.Contains(err.Error(), "add-parallel") {
+		t.Errorf("without a row: %v, want the rows that there are", err)
+	}
+}
+
+// A row that fails stands in the report, and the others are measured.
+func TestARowThatFails(t *testing.T) {
+	netlab.Kernel(t)
+	bin := t.TempDir()
+	if err := os.MkdirAll(bin+"/cni", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"fairlead", "fairlead-cni", "nodeproxy", "cni/bridge", "cni/host-local"} {
+		if err := os.WriteFile(bin+"/"+name, []byte("#!/bin/sh\necho broken >&2\nexit 7\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	report, err := Run(t.Context(), Options{Bin: bin, Rows: regexp.MustCompile("^(plugin|verify|add)$"), Sizes: tiny()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var failed []string
+	for _, f := range report.Failures {
+		failed = append(failed, f.Row)
+		if !strings.Contains(f.Error, "exit status 7") {
+			t.Errorf("%s: %s, want the cause", f.Row, f.Error)
+		}
+	}
+	if !slices.Equal(failed, []string{"plugin", "add"}) || len(report.Measures) != 2 || report.Measures[0].Row != "verify" {
+		t.Errorf("failed %q, measured %+v", failed, report.Measures)
+	}
+}
+
+func TestNoTimeLeft(t *testing.T) {
+	netlab.Kernel(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	b := bencher{Options: Options{Sizes: tiny()}, dir: t.TempDir()}
+	for name, row := range map[string]func(context.Context) ([]Measure, error){"verify": b.verify, "apply": b.apply} {
+		if _, err := row(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestRepeatLeavesTheWarmUpOut(t *testing.T) {
+	took := time.Duration(0)
+	s, err := repeat(t.Context(), 3, 2, func() (time.Duration, error) {
+		took++
+		return took, nil
+	})
+	if err != nil || !slices.Equal(s, sample{4, 5}) {
+		t.Errorf("got %v, %v", s, err)
+	}
+	broken := errors.New("broken")
+	if _, err := repeat(t.Context(), 0, 2, func() (time.Duration, error) { return 0, broken }); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAwait(t *testing.T) {
+	not := errors.New("not yet")
+	for name, tt := range map[string]struct {
+		answers []error // the last one stays
+		want    error
+		took    time.Duration
+	}{
+		"at once":           {[]error{nil}, nil, 0},
+		"later":             {[]error{not, not, nil}, nil, 2 * time.Second},
+		"never":             {[]error{not}, not, 5 * time.Second},
+		"the process ended": {[]error{not, errEnded}, errEnded, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				asked, began := 0, time.Now()
+				err := await(t.Context(), 5*time.Second+time.Millisecond, time.Second, func() error {
+					asked++
+					return tt.answers[min(asked, len(tt.answers))-1]
+				})
+				if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) || time.Since(began).Truncate(time.Second) != tt.took {
+					t.Errorf("got %v after %s, want %v after %s", err, time.Since(began), tt.want, tt.took)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,271 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/iptables/nft"
+	"github.com/fairlead-mesh/fairlead/ztunnelproto"
+)
+
+// fullNode is the node with many pods, which is made once.
+func (b *bencher) fullNode(ctx context.Context) (*node, error) {
+	if b.full != nil {
+		return b.full, nil
+	}
+	n, err := b.startNode(ctx, "full", 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(n.grow(ctx, b.Sizes.Pods), n.served(ctx)); err != nil {
+		return nil, errors.Join(err, n.close())
+	}
+	b.full = n
+	return n, nil
+}
+
+func (b *bencher) closeFull() {
+	if b.full != nil {
+		_ = b.full.close() // all of it ends with this process anyway
+	}
+}
+
+// idle leaves an agent that has added all its pods in peace, and looks what it takes.
+func (b *bencher) idle(ctx context.Context) ([]Measure, error) {
+	n, err := b.fullNode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	share, err := n.share(ctx, b.Sizes.Settle)
+	if err != nil {
+		return nil, err
+	}
+	memory, err := n.agent.memory()
+	if err != nil {
+		return nil, err
+	}
+	note := fmt.Sprintf("read %s after the last pod's ADD, not 60 s; no API, so no 5,000 pods in it", b.Sizes.Settle)
+	of := fmt.Sprintf(" with %d pods", len(n.pods))
+	measures := []Measure{
+		{What: "resident memory" + of, Value: memory, Unit: "MiB", Budget: atMost(40), Note: note},
+		{What: "idle, a sweep every 10 s," + of, Value: share * 100, Unit: "% of a core", Budget: atMost(0.3)},
+	}
+	files, err := n.agent.files()
+	return append(measures, Measure{What: "open files" + of, Value: files, Unit: "fds"}), err
+}
+
+// share is how much of a core the agent uses while time passes.
+func (n *node) share(ctx context.Context, d time.Duration) (float64, error) {
+	before, err := n.agent.cpu()
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	if err := rest(ctx, d); err != nil {
+		return 0, err
+	}
+	after, err := n.agent.cpu()
+	return float64(after-before) / float64(time.Since(began)), err
+}
+
+// repair has nft flush a pod's rules, and waits for them to be as they were.
+func (b *bencher) repair(ctx context.Context) ([]Measure, error) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		return nil, err
+	}
+	n, err := b.fullNode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	first, err := repaired(ctx, n.pods[0])
+	if err != nil {
+		return nil, err
+	}
+	took := sample{first}
+	if first < time.Second { // else there is no need to know it better
+		more, err := repeat(ctx, 0, b.Sizes.Reps, func() (time.Duration, error) { return repaired(ctx, n.pods[0]) })
+		if err != nil {
+			return nil, err
+		}
+		took = append(took, more...)
+	}
+	return []Measure{{
+		What: "repair after `nft flush ruleset` in a pod, from nft's exit, p50", Value: took.median(), Unit: "ms", Budget: atMost(10),
+		Note: fmt.Sprintf("%d flushed, the longest took %s", len(took), took.percentile(100).Round(time.Millisecond)),
+	}}, nil
+}
+
+func repaired(ctx context.Context, p *pod) (time.Duration, error) {
+	r, err := openRedirection(p.net)
+	if err != nil {
+		return 0, err
+	}
+	if err := r.check(ctx); err != nil {
+		return 0, errors.Join(err, r.close())
+	}
+	if _, err := p.net.Run("nft", "flush", "ruleset"); err != nil {
+		return 0, errors.Join(err, r.close())
+	}
+	took, err := timed(func() error {
+		return await(ctx, 2*defaultSweep, 100*time.Microsecond, func() error { return r.check(ctx) })
+	})
+	return took, errors.Join(err, r.close())
+}
+
+// agentStart kills the agent and starts it anew, and sees with a proxy's eyes when
+// the snapshot is sent.
+func (b *bencher) agentStart(ctx context.Context) ([]Measure, error) {
+	n, err := b.fullNode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	took, err := repeat(ctx, 0, b.Sizes.Restarts, func() (time.Duration, error) {
+		took, err := n.snapshot(ctx)
+		return took, errors.Join(err, n.served(ctx))
+	})
+	return []Measure{{
+		What:  fmt.Sprintf("agent start to snapshot sent, %d pods adopted, p50", len(n.pods)),
+		Value: took.median(), Unit: "ms", Budget: atMost(1000),
+		Note: "killed with SIGKILL before; from its exec to the SnapshotSent that a second proxy receives, which acks at once, after an Add for each pod",
+	}}, err
+}
+
+func (n *node) snapshot(ctx context.Context) (time.Duration, error) {
+	n.agent.kill()
+	began := time.Now()
+	if err := n.startAgent(defaultSweep); err != nil {
+		return 0, err
+	}
+	var proxy *ztunnelproto.Conn
+	err := await(ctx, 20*time.Second, time.Millisecond, func() (err error) {
+		proxy, err = ztunnelproto.Dial(ctx, n.proxySocket())
+		return err
+	})
+	if err != nil {
+		return 0, errors.Join(err, n.agent.alive())
+	}
+	defer func() { _ = proxy.Close() }() // all was said
+	if err := proxy.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return 0, err
+	}
+	if err := proxy.Send(&ztunnelproto.ZdsHello{Version: ztunnelproto.Version_V1}, nil); err != nil {
+		return 0, err
+	}
+	for adds := 0; ; {
+		var request ztunnelproto.WorkloadRequest
+		file, err := proxy.Receive(&request)
+		if err != nil {
+			return 0, err
+		}
+		if file != nil {
+			adds++
+			_ = file.Close() // this proxy serves nobody
+		}
+		if request.GetSnapshotSent() != nil {
+			took := time.Since(began)
+			if adds != len(n.pods) {
+				return 0, fmt.Errorf("the snapshot has %d pods, not %d", adds, len(n.pods))
+			}
+			return took, proxy.Send(ztunnelproto.NewResponse(""), nil)
+		}
+		if err := proxy.Send(ztunnelproto.NewResponse(""), nil); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// sweep has the agent look at its pods ten times as often, and counts what that
+// costs; at first with so many pods, then with more.
+func (b *bencher) sweep(ctx context.Context) ([]Measure, error) {
+	n, err := b.fullNode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	const every = defaultSweep / 10
+	if err := n.restartAgent(every); err != nil {
+		return nil, err
+	}
+	var measures []Measure
+	for _, count := range []int{b.Sizes.Pods, b.Sizes.More} {
+		if err := errors.Join(n.grow(ctx, count), n.served(ctx), rest(ctx, every)); err != nil {
+			return measures, err
+		}
+		some, err := b.sweepOf(ctx, n, every)
+		measures = append(measures, some...)
+		if err != nil {
+			return measures, err
+		}
+	}
+	return measures, nil
+}
+
+func (b *bencher) sweepOf(ctx context.Context, n *node, every time.Duration) ([]Measure, error) {
+	share, err := n.share(ctx, b.Sizes.Window)
+	if err != nil {
+		return nil, err
+	}
+	inProcess, err := b.lookAround(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	cpu := share * ms(every)
+	count := len(n.pods)
+	wall := Measure{
+		What: fmt.Sprintf("sweep of %d pods, both cores", count), Value: cpu / 2, Unit: "ms",
+		Others: []Other{{Name: "numbers and paths alone, in this process", Value: ms(inProcess)}},
+		Note: fmt.Sprintf("half of the CPU time that the agent took per sweep over %s, one sweep a second; it spreads the turns, so that there is no wall time to be read",
+			b.Sizes.Window),
+	}
+	if count == b.Sizes.Pods {
+		wall.Budget = atMost(20)
+	}
+	of := fmt.Sprintf(" with %d pods", count)
+	measures := []Measure{wall, {What: "sweep: CPU time per pod" + of, Value: cpu / float64(count) * 1000, Unit: "µs"}}
+	if count == b.Sizes.More {
+		files, filesErr := n.agent.files()
+		memory, memoryErr := n.agent.memory()
+		if err := errors.Join(filesErr, memoryErr); err != nil {
+			return measures, err
+		}
+		measures = append(measures, Measure{What: "open files" + of, Value: files, Unit: "fds"},
+			Measure{What: "resident memory" + of, Value: memory, Unit: "MiB"})
+	}
+	return measures, nil
+}
+
+// lookAround is the cheapest sweep there can be: over kept sockets, from as many
+// goroutines as there are CPUs, is the ruleset's number still there, and the path?
+func (b *bencher) lookAround(ctx context.Context, n *node) (time.Duration, error) {
+	tables := make([]*nft.Table, len(n.pods))
+	for i, p := range n.pods {
+		var err error
+		if tables[i], err = nft.Open(p.net.Handle); err != nil {
+			return 0, err
+		}
+		defer func() { _ = tables[i].Close() }() // was only read
+	}
+	s, err := repeat(ctx, 1, 5, func() (time.Duration, error) {
+		errs := make([]error, len(tables))
+		return timed(func() error {
+			var group sync.WaitGroup
+			for start := range runtime.NumCPU() {
+				group.Go(func() {
+					for i := start; i < len(tables); i += runtime.NumCPU() {
+						_, generation := tables[i].Generation()
+						_, path := os.Stat(n.pods[i].net.Path)
+						errs[i] = errors.Join(generation, path)
+					}
+				})
+			}
+			group.Wait()
+			return errors.Join(errs...)
+		})
+	})
+	return s.percentile(50), err
+}
