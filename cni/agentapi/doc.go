@@ -21,10 +21,13 @@
 // The run directory (RunDir) belongs to the agent and holds the socket and,
 // beside it, the files whose names and meaning are shared by both sides.
 //
-// Failures this package survives: a socket that is missing, left over, refused
-// or full (ErrAbsent); an agent that dies before or in the middle of its answer
-// (ErrBroken); a client that is gone before its turn (WithPeer), or that connects
-// and says nothing (Await, Waits); a peer of another version; a request or answer
-// that is cut off, followed by more bytes, too long, or not JSON; error texts of
-// any length; a run directory with the wrong mode; a ready file of an earlier boot.
+// # Failures it survives
+//
+//   - A socket that is missing, left over, refused or full: ErrAbsent.
+//   - An agent that dies before or in the middle of its answer: ErrBroken.
+//   - A client that is gone before its turn (WithPeer), or that connects and says
+//     nothing (Await, Waits).
+//   - A peer of another version; a request or answer that is cut off, followed by more
+//     bytes, too long, or not JSON; error texts of any length.
+//   - A run directory with the wrong mode; a ready file of an earlier boot.
 package agentapi

@@ -13,12 +13,16 @@
 // When the runtime kills the plugin, the connection to the agent closes, and the
 // agent undoes what it had begun.
 //
-// Failures this package survives: an agent that is absent, starting, replaced,
-// killed in the middle of a request, or hanging; a CNI_NETNS that is missing, no
-// network namespace, or the host's; a configuration with a misspelt field, or one
-// that is no JSON at all; a runtime that adds fields and arguments of its own; a
-// panic; a log that cannot be written, or that many plugins write and rotate at
-// once; a DEL that is repeated, late, or for a sandbox long gone.
+// # Failures it survives
+//
+//   - An agent that is absent, starting, replaced, killed in the middle of a request,
+//     or hanging.
+//   - A CNI_NETNS that is missing, no network namespace, or the host's.
+//   - A configuration with a misspelt field, or one that is no JSON at all; a runtime
+//     that adds fields and arguments of its own.
+//   - A panic; a log that cannot be written, or that many plugins write and rotate at
+//     once.
+//   - A DEL that is repeated, late, or for a sandbox long gone.
 package plugin
 
 import (

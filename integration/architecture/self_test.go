@@ -223,20 +223,31 @@ func TestRegistryHostsAreFound(t *testing.T) {
 	}
 }
 
-func TestGoproxyHosts(t *testing.T) {
-	for setting, want := range map[string]string{
-		"https://mirror.example.com/go,direct":            "mirror.example.com",
-		"https://user:secret@mirror.example.com:8080|off": "mirror.example.com",
-		"http://127.0.0.1:3000,direct":                    "",
-		"http://athens:3000":                              "",
-		"direct":                                          "",
+func TestSurvives(t *testing.T) {
+	for doc, want := range map[string]bool{
+		"Package a is.\n\n# Failures it survives\n\n  - This one.\n":                       true,
+		"Package a is.\n\n# More\n\nText.\n\n# Failures it survives\n\nSome:\n  - This.\n": true,
+		"Package a is.\n": false,
+		"Package a is.\n\n# Failures it survives\n":                                 false,
+		"Package a is.\n\nFailures it survives: none.\n":                            false,
+		"Package a is.\n\n# Failures it survives\n\nNone.\n":                        false,
+		"Package a is.\n\n# Failures it survives\n\n  - This.\n\n# More\n\nText.\n": false,
 	} {
-		var got string
-		if match := goproxyHost.FindStringSubmatch(setting); match != nil {
-			got = match[1]
+		if got := survives(doc); got != want {
+			t.Errorf("%q: %v, want %v", doc, got, want)
 		}
-		if got != want {
-			t.Errorf("%s: host %q, want %q", setting, got, want)
-		}
+	}
+}
+
+func TestPackageDocsAreFound(t *testing.T) {
+	docs, err := packageDocs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if doc := docs["integration/architecture"]; !strings.HasPrefix(doc, "Package architecture ") {
+		t.Errorf("of this package: %q", doc)
+	}
+	if doc, ok := docs["nodeagent/cmd/fairlead"]; ok {
+		t.Errorf("of a command: %q", doc)
 	}
 }

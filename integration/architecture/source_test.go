@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -83,4 +84,41 @@ func importNames(file *ast.File) map[string]string {
 		names[name] = importPath
 	}
 	return names
+}
+
+const survivesHeading = "# Failures it survives"
+
+// survives says whether a package comment ends with a list of what it survives.
+func survives(doc string) bool {
+	_, list, found := strings.Cut(doc, "\n"+survivesHeading+"\n")
+	return found && strings.Contains(list, "\n  - ") && !strings.Contains(list, "\n# ")
+}
+
+// packageDocs returns the comments of this module's packages but commands, by directory.
+func packageDocs() (map[string]string, error) {
+	docs := map[string]string{}
+	err := walk(func(file string) error {
+		if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/testdata/") {
+			return nil
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil, parser.ParseComments|parser.PackageClauseOnly)
+		if err != nil {
+			return fmt.Errorf("cannot parse %s: %w", file, err)
+		}
+		if dir := path.Dir(file); parsed.Name.Name != "main" && !otherModule(dir) {
+			docs[dir] += parsed.Doc.Text()
+		}
+		return nil
+	})
+	return docs, err
+}
+
+// otherModule says whether a directory is, or lies in, a module of its own.
+func otherModule(dir string) bool {
+	for ; dir != "."; dir = path.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(root, dir, "go.mod")); err == nil {
+			return true
+		}
+	}
+	return false
 }

@@ -2,6 +2,4 @@
 // demo and the tests chain ours behind. `make demo` builds them into bin/cni, so
 // that no package of the distribution is needed. They are a module of their own
 // because they bring modules that nothing of ours should reach.
-//
-// Failures it survives: none, there is nothing in it to fail.
 package cniplugins

@@ -4,7 +4,9 @@
 // The tests are tables that can be read beside what proxies rely on: who opens a connection to where, and who answers,
 // sees which address, and is told which destination. What stands in for the node proxy is a listener with the proxy's mark.
 //
-// They would notice, each for IPv4 and IPv6:
+// # Failures it survives
+//
+// The tests provoke, each for IPv4 and IPv6, and would notice:
 //   - a rule that is missing, in the wrong order, or that the kernel understands in another way than package ruleset's
 //     tracer does;
 //   - a connection that is captured twice, an answer that leaves the pod instead of going back to the proxy;

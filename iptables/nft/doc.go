@@ -9,7 +9,8 @@
 // The expressions are google/nftables'; the connection is nlconn's. The library gives up which message a transaction failed at, has
 // no call for the ruleset's number, and takes what any process in the pod's namespace sends to the socket for the kernel's word.
 //
-// Failures that the package survives:
+// # Failures it survives
+//
 //   - A socket in another namespace than meant (a closed handle, a number used again): nothing is written.
 //   - Kernels without a feature: the error names the rule or chain, and the module.
 //   - Anything at all in a table of our name: sets, chains without a hook, rules that we never write, the flag dormant. Check
