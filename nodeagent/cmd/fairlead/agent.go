@@ -47,6 +47,9 @@ It ends on SIGINT or SIGTERM and leaves every pod as it is.`,
 				return err
 			}
 			logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: c.LogLevel}))
+			for _, warning := range c.Warnings() {
+				logger.Warn("the configuration may not mean what it says", "warning", warning)
+			}
 			a, err := newAgent(c, podsFrom, logger)
 			if err != nil {
 				return err
