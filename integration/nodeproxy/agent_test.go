@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 36) }
+func TestMain(m *testing.M) { netlab.Main(m, 50) }
 
 // patience is how long a test waits for what has to come.
 const patience = 10 * time.Second
@@ -40,6 +40,12 @@ func newNode(t *testing.T, cfg nodeproxy.Config) *node {
 	netlab.CheckLeaks(t)
 	// Not t.Cleanup's order alone: goroutines of the test's own end before, too.
 	t.Cleanup(func() { goleak.VerifyNone(t) })
+	return startNode(t, cfg)
+}
+
+// startNode is newNode in a test that has one already.
+func startNode(t *testing.T, cfg nodeproxy.Config) *node {
+	t.Helper()
 	n := &node{t: t, path: filepath.Join(t.TempDir(), "zds"), ended: make(chan error, 1)}
 	n.listen()
 	cfg.ZDS = n.path

@@ -32,9 +32,11 @@ func (s *server) toNameServer(ctx context.Context, c *connection) (*net.TCPConn,
 	return nil, errors.Join(errs...)
 }
 
-// answerQueries answers DNS over UDP until l is closed. Queries that come too fast are
-// lost, as datagrams may be.
+// answerQueries answers DNS over UDP until l is closed, or its deadline is over. Then
+// what was asked before has been answered. Queries that come too fast are lost, as
+// datagrams may be.
 func (s *server) answerQueries(ctx context.Context, l *net.UDPConn) {
+	defer func() { _ = l.Close() }() // fails only if that was the end
 	slots := make(chan struct{}, dnsInFlight)
 	buf := make([]byte, maxMessage)
 	for {
@@ -42,12 +44,18 @@ func (s *server) answerQueries(ctx context.Context, l *net.UDPConn) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			for range cap(slots) {
+				slots <- struct{}{}
+			}
+			return
+		}
 		if err != nil {
 			s.env.log.Error("cannot receive queries, trying again", "error", err)
 			pause(ctx, acceptPause)
 			continue
 		}
-		if n < dnsHeader {
+		if s.isProbe(client) || n < dnsHeader {
 			continue // no query
 		}
 		select {

@@ -24,8 +24,8 @@
 //
 // When the connection ends, pods are served on and the proxy dials again, at once;
 // if that fails, with a pause that grows to 15 seconds. When the proxy is told
-// to end it leaves the agent first, so that no pod is handed to it any more, and lets
-// connections run out. A request that cannot be read ends the connection, after a
+// to end it leaves the agent first, so that no pod is handed to it any more, makes way
+// for another proxy, and lets connections run out. A request that cannot be read ends the connection, after a
 // nack; one that makes no sense (an Add without workload_info, a Keep or a snapshot
 // after the snapshot) ends the proxy, as it ends ztunnel.
 //
@@ -42,6 +42,31 @@
 // proxy by the marks and routes that the agent has set up. Packets are tagged with
 // DSCP 0x2e. Two proxies can share a pod while one replaces the other (SO_REUSEPORT).
 //
+// # Making way for another proxy
+//
+// While two proxies share a pod the kernel deals new connections out to both. One that
+// just closed its listeners would reset those that it had been dealt and not accepted,
+// and those whose handshake was under way. So when a proxy is told to end, it does this
+// on each port of each pod, TCP and UDP, if somebody else listens there too (drain):
+//
+//  1. It attaches a program to the sockets that share the port, which sends all that
+//     is new to another one's (SO_ATTACH_REUSEPORT_CBPF). The kernel knows them by
+//     their places in a row, whose order changes when one leaves, and says of no place
+//     whose it is; so the proxy connects to the port itself, and takes the next place
+//     if that comes back to it.
+//  2. It goes on accepting for 200 ms: handshakes that were under way end meanwhile.
+//  3. It looks whether a proxy has come or gone meanwhile, and if so begins again.
+//  4. When its queue is empty it closes. DNS queries that it has read are answered first.
+//
+// It is the one that leaves which does this, when it is told to, since until then it does
+// not know whether the other is fit to take all. The program stays when it has gone,
+// and does no harm: a place that does not exist any more means that the kernel deals
+// out as before. The kernel refuses the program on sockets of MPTCP, which is what Go's
+// package net opens unless it is told otherwise.
+//
+// With nobody else on the port it takes what is in its queue, and closes: connections
+// are refused until another proxy comes.
+//
 // # Goroutines
 //
 // Run has two, one for the link to the agent and one that tries again what failed.
@@ -57,6 +82,9 @@
 //     came is no network namespace. Nothing stays half open, the others are served, and
 //     the readiness answer names the pod and the cause.
 //   - A kernel or a pod without IPv6.
+//   - A pod that cannot be served while another proxy serves it: no connection is taken
+//     before all ports are there.
+//   - Other proxies that come, end or die while this one hands over to them.
 //   - A peer that breaks a connection, or ends one direction only: the other side sees
 //     the same, a reset as a reset and an end as an end.
 //   - A pod deleted under traffic, while connecting, in the middle of a request: both

@@ -83,9 +83,9 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Run serves the node until ctx is done, once. Then it ends in good order: the
-// agent is left at once, nothing is accepted any more, and connections get the time
-// to end that Config gives them. It returns an error only if it cannot go on; then
+// Run serves the node until ctx is done, once. Then it ends in good order: the agent
+// is left at once, another proxy gets what is new, and connections get the time to end
+// that Config gives them. It returns an error only if it cannot go on; then
 // connections are cut, as they are when a process dies.
 func (p *Proxy) Run(ctx context.Context) error {
 	admin, err := p.serveAdmin()

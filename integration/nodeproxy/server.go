@@ -3,12 +3,17 @@ package nodeproxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
@@ -23,6 +28,8 @@ type environment struct {
 	refuse     func(uid string) error // see Faults.Nack
 }
 
+var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
 // acceptPause gives the process time to get file descriptors back.
 const acceptPause = 100 * time.Millisecond
 
@@ -33,13 +40,43 @@ type server struct {
 	relayed counters
 
 	stop      context.CancelFunc
-	listeners []io.Closer
+	listeners []*listener
 	accepting sync.WaitGroup
 	relaying  sync.WaitGroup
 
 	mu      sync.Mutex
 	conns   map[*connection]bool // nil once closed
 	inbound map[netip.AddrPort]int
+	probes  map[netip.AddrPort]chan struct{} // see handOver
+}
+
+// A port is where a server listens.
+type port struct {
+	kind      int // unix.SOCK_STREAM or unix.SOCK_DGRAM
+	addr      netip.AddrPort
+	direction direction
+	route     route // of connections
+}
+
+func (p port) String() string {
+	return map[int]string{unix.SOCK_STREAM: "tcp ", unix.SOCK_DGRAM: "udp "}[p.kind] + p.addr.String()
+}
+
+// A listener is what is open on a port.
+type listener struct {
+	port
+	tcp *net.TCPListener // one of the two
+	udp *net.UDPConn
+}
+
+func (l *listener) socket() interface {
+	io.Closer
+	syscall.Conn
+} {
+	if l.tcp != nil {
+		return l.tcp
+	}
+	return l.udp
 }
 
 // A connection is one that was accepted in the pod.
@@ -59,7 +96,7 @@ func startServer(h *netns.Handle, env environment) (*server, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	s := &server{
 		env: env, netns: h, stop: stop,
-		conns: map[*connection]bool{}, inbound: map[netip.AddrPort]int{},
+		conns: map[*connection]bool{}, inbound: map[netip.AddrPort]int{}, probes: map[netip.AddrPort]chan struct{}{},
 	}
 	if err := s.listen(ctx); err != nil {
 		s.close()
@@ -68,63 +105,106 @@ func startServer(h *netns.Handle, env environment) (*server, error) {
 	return s, nil
 }
 
-func (s *server) listen(ctx context.Context) error {
+// ports are those that the workload is served on.
+func (s *server) ports() ([]port, error) {
 	ipv6, err := hasIPv6(s.netns)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	everywhere, loopback := netip.IPv4Unspecified(), []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
+	everywhere, loopback := netip.IPv4Unspecified(), []netip.Addr{loopback4}
 	if ipv6 {
 		everywhere, loopback = netip.IPv6Unspecified(), append(loopback, netip.IPv6Loopback())
 	}
-	var loops []func()
-	tcp := func(addr netip.Addr, port uint16, d direction, r route) error {
-		l, err := listenTCP(s.netns, netip.AddrPortFrom(addr, port))
-		if err == nil {
-			s.listeners = append(s.listeners, l)
-			loops = append(loops, func() { s.accept(ctx, l, d, r) })
-		}
-		return err
+	tcp := func(addr netip.Addr, number uint16, d direction, r route) port {
+		return port{unix.SOCK_STREAM, netip.AddrPortFrom(addr, number), d, r}
 	}
-	err = errors.Join(
+	ports := []port{
 		tcp(everywhere, ruleset.OutboundPort, outbound, s.toOriginal),
 		tcp(everywhere, ruleset.InboundPort, inbound, s.toApp),
-		tcp(everywhere, ruleset.HBONEPort, hbone, s.toConnected))
-	for _, addr := range loopback {
-		if len(s.env.dns) == 0 {
-			break
-		}
-		l, udpErr := listenUDP(s.netns, netip.AddrPortFrom(addr, ruleset.DNSPort))
-		if udpErr == nil {
-			s.listeners = append(s.listeners, l)
-			loops = append(loops, func() { s.answerQueries(ctx, l) })
-		}
-		err = errors.Join(err, udpErr, tcp(addr, ruleset.DNSPort, dns, s.toNameServer))
+		tcp(everywhere, ruleset.HBONEPort, hbone, s.toConnected),
 	}
+	if len(s.env.dns) == 0 {
+		return ports, nil
+	}
+	for _, addr := range loopback {
+		ports = append(ports, tcp(addr, ruleset.DNSPort, dns, s.toNameServer))
+	}
+	for _, addr := range loopback {
+		ports = append(ports, port{unix.SOCK_DGRAM, netip.AddrPortFrom(addr, ruleset.DNSPort), dns, nil})
+	}
+	return ports, nil
+}
+
+// listen opens all ports, or fails. All are bound before one of them listens: while
+// another proxy serves the pod, what listens takes some of its connections, and
+// would reset them if it had to be closed again.
+func (s *server) listen(ctx context.Context) error {
+	ports, err := s.ports()
 	if err != nil {
 		return err
 	}
+	files := make([]*os.File, len(ports))
+	defer func() {
+		for _, f := range files {
+			_ = f.Close() // package net has made copies, or it was never used
+		}
+	}()
+	var errs []error
+	for i, p := range ports {
+		if files[i], err = bound(s.netns, p.kind, p.addr); err != nil {
+			errs = append(errs, p.cannotListen(err))
+		}
+	}
+	if errs != nil {
+		return errors.Join(errs...)
+	}
+	for i, p := range ports {
+		l := &listener{port: p}
+		if p.kind == unix.SOCK_STREAM {
+			l.tcp, err = listen(files[i])
+		} else {
+			l.udp, err = receive(files[i])
+		}
+		if err != nil {
+			return p.cannotListen(err)
+		}
+		s.listeners = append(s.listeners, l)
+	}
 	// None of them is served unless all of them are there.
-	for _, loop := range loops {
-		s.accepting.Go(loop)
+	for _, l := range s.listeners {
+		s.accepting.Go(func() {
+			if l.tcp != nil {
+				s.accept(ctx, l)
+			} else {
+				s.answerQueries(ctx, l.udp)
+			}
+		})
 	}
 	return nil
 }
 
+func (p port) cannotListen(err error) error {
+	return fmt.Errorf("cannot listen on %s in the pod: %w%s", p, err, remedy(err))
+}
+
 // accept takes connections until l is closed.
-func (s *server) accept(ctx context.Context, l *net.TCPListener, d direction, r route) {
+func (s *server) accept(ctx context.Context, l *listener) {
 	for {
-		conn, err := l.AcceptTCP()
+		conn, err := l.tcp.AcceptTCP()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
-			s.env.log.Error("cannot accept connections, trying again", "direction", d, "error", err)
+			s.env.log.Error("cannot accept connections, trying again", "direction", l.direction, "error", err)
 			pause(ctx, acceptPause)
 			continue
 		}
-		c := &connection{TCPConn: conn, direction: d, client: remoteAddr(conn)}
-		s.relaying.Go(func() { s.serve(ctx, c, r) })
+		c := &connection{TCPConn: conn, direction: l.direction, client: remoteAddr(conn)}
+		if s.isProbe(c.client) {
+			reset(conn)
+			continue
+		}
+		s.relaying.Go(func() { s.serve(ctx, c, l.route) })
 	}
 }
 
@@ -189,19 +269,13 @@ func (s *server) count(d direction) {
 	s.env.relayed[d].Add(1)
 }
 
-// stopAccepting closes the listeners and leaves connections alone. When it returns,
-// relaying counts all there are.
-func (s *server) stopAccepting() {
-	for _, l := range s.listeners {
-		_ = l.Close() // closed before, or nothing to lose
-	}
-	s.accepting.Wait()
-}
-
 // close cuts what is open. When it returns, nothing is left.
 func (s *server) close() {
 	s.stop()
-	s.stopAccepting()
+	for _, l := range s.listeners {
+		_ = l.socket().Close() // closed before, or nothing to lose
+	}
+	s.accepting.Wait()
 	s.mu.Lock()
 	for c := range s.conns {
 		reset(c.TCPConn)

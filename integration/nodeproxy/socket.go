@@ -114,16 +114,11 @@ func bound(h *netns.Handle, kind int, addr netip.AddrPort) (*os.File, error) {
 	return f, nil
 }
 
-// listenTCP listens for connections in a namespace.
-func listenTCP(h *netns.Handle, addr netip.AddrPort) (*net.TCPListener, error) {
-	f, err := bound(h, unix.SOCK_STREAM, addr)
-	if err == nil {
-		defer func() { _ = f.Close() }() // net.FileListener makes a copy
-		const backlog = 4096
-		err = control(f, func(fd int) error { return unix.Listen(fd, backlog) })
-	}
-	if err != nil {
-		return nil, fmt.Errorf("cannot listen on tcp %s in the pod: %w%s", addr, err, remedy(err))
+// listen has a bound socket take connections. It does not own f.
+func listen(f *os.File) (*net.TCPListener, error) {
+	const backlog = 4096
+	if err := control(f, func(fd int) error { return unix.Listen(fd, backlog) }); err != nil {
+		return nil, err
 	}
 	l, err := net.FileListener(f)
 	if err != nil {
@@ -132,13 +127,8 @@ func listenTCP(h *netns.Handle, addr netip.AddrPort) (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// listenUDP receives datagrams in a namespace.
-func listenUDP(h *netns.Handle, addr netip.AddrPort) (*net.UDPConn, error) {
-	f, err := bound(h, unix.SOCK_DGRAM, addr)
-	if err != nil {
-		return nil, fmt.Errorf("cannot listen on udp %s in the pod: %w%s", addr, err, remedy(err))
-	}
-	defer func() { _ = f.Close() }() // net.FilePacketConn makes a copy
+// receive has a bound socket's datagrams received. It does not own f.
+func receive(f *os.File) (*net.UDPConn, error) {
 	c, err := net.FilePacketConn(f)
 	if err != nil {
 		return nil, err

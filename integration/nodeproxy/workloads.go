@@ -1,6 +1,7 @@
 package nodeproxy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -140,32 +141,27 @@ func (ws *workloads) retry() {
 	}
 }
 
-// drain stops accepting connections and waits until those there are have ended, for
-// d at most.
+// drain leaves what comes next to another proxy, and waits until the connections
+// there are have ended, for d at most.
 func (ws *workloads) drain(d time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
 	ws.mu.Lock()
-	var servers []*server
+	var drained sync.WaitGroup
 	for _, w := range ws.byUID {
-		if w.server != nil {
-			servers = append(servers, w.server)
+		if s := w.server; s != nil {
+			drained.Go(func() { s.drain(ctx) })
 		}
 	}
 	ws.mu.Unlock()
-	var drained sync.WaitGroup
-	for _, s := range servers {
-		s.stopAccepting()
-		drained.Go(s.relaying.Wait)
-	}
 	idle := make(chan struct{})
 	go func() {
 		drained.Wait()
 		close(idle)
 	}()
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-idle:
-	case <-timer.C:
+	case <-ctx.Done():
 		ws.close()
 		<-idle
 	}
