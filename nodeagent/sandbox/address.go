@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,21 +13,37 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 )
 
-// addressTime bounds one look at a namespace's addresses, of which there may be as
-// many as the pod likes.
-const addressTime = 100 * time.Millisecond
+// maxAddresses bounds a look at a namespace's addresses, of which there may be as many
+// as the pod likes. A time would also tell a pod from another by the node's load.
+const maxAddresses = 4096
 
 // errNone says that a namespace holds none of the addresses.
 var errNone = errors.New("not the pod's")
 
 // holds fails with errNone unless the namespace holds one of the addresses.
 func holds(ctx context.Context, h *netns.Handle, want []netip.Addr) error {
-	held, err := addresses(ctx, h)
+	conn, err := nlconn.Open(h, unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(held, func(a netip.Addr) bool { return slices.Contains(want, a) }) {
-		return nil
+	found := errors.New("found")
+	seen := 0
+	request := make([]byte, unix.SizeofIfAddrmsg) // of any family, on any link
+	held, err := nlconn.List(ctx, conn, unix.RTM_GETADDR, request, func(reply []byte) (netip.Addr, bool, error) {
+		addr, usable, err := parseAddress(reply)
+		if seen++; err == nil && seen > maxAddresses {
+			err = fmt.Errorf("there are more than %d", maxAddresses)
+		} else if err == nil && usable && slices.Contains(want, addr) {
+			err = found
+		}
+		return addr, usable, err
+	})
+	closed := conn.Close()
+	if errors.Is(err, found) {
+		return closed
+	}
+	if err = errors.Join(err, closed); err != nil {
+		return fmt.Errorf("cannot look through its addresses: %w", err)
 	}
 	has := "no address"
 	if len(held) > 0 {
@@ -37,23 +52,8 @@ func holds(ctx context.Context, h *netns.Handle, want []netip.Addr) error {
 	return fmt.Errorf("%w: it has %s, the pod %s (its status may be older than its sandbox)", errNone, has, list(want))
 }
 
-// addresses lists a namespace's addresses that can be a pod's.
-func addresses(ctx context.Context, h *netns.Handle) ([]netip.Addr, error) {
-	conn, err := nlconn.Open(h, unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, err
-	}
-	limited, cancel := context.WithTimeout(ctx, addressTime)
-	defer cancel()
-	request := make([]byte, unix.SizeofIfAddrmsg) // of any family, on any link
-	held, err := nlconn.List(limited, conn, unix.RTM_GETADDR, request, parseAddress)
-	if err = errors.Join(err, conn.Close()); err != nil {
-		return nil, fmt.Errorf("cannot list its addresses: %w", err)
-	}
-	return held, nil
-}
-
-func parseAddress(reply []byte) (addr netip.Addr, wanted bool, err error) {
+// parseAddress reads an address; one that cannot be a pod's is not usable.
+func parseAddress(reply []byte) (addr netip.Addr, usable bool, err error) {
 	if len(reply) < unix.SizeofIfAddrmsg {
 		return addr, false, fmt.Errorf("a netlink address of %d bytes", len(reply))
 	}

@@ -79,13 +79,13 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// A pod with thousands of addresses is found by the last of them; what is not looked
-// through says nothing about the pod.
+// A pod with thousands of addresses is found by the last of them. One with more than
+// are looked through is neither found nor ruled out.
 func TestThousandsOfAddresses(t *testing.T) {
 	netlab.Kernel(t)
 	netlab.CheckLeaks(t)
 	pod := netlab.NewNS(t, "pod")
-	const many = 5000
+	const many = maxAddresses - 2 // and 127.0.0.1 and ::1
 	var last netip.Addr
 	with(t, pod, func(rtnl *netlink.Handle, lo netlink.Link) error {
 		for i := range many {
@@ -101,6 +101,12 @@ func TestThousandsOfAddresses(t *testing.T) {
 	}
 	err := holds(t.Context(), pod.Handle, []netip.Addr{netip.MustParseAddr("10.2.0.1")})
 	if !errors.Is(err, errNone) || !strings.Contains(err.Error(), fmt.Sprintf("and %d more", many-4)) {
+		t.Error(err)
+	}
+	with(t, pod, func(rtnl *netlink.Handle, lo netlink.Link) error {
+		return rtnl.AddrAdd(lo, &netlink.Addr{IPNet: ipNet("fd00::1/128")}) // a dump has IPv6 last
+	})
+	if err := holds(t.Context(), pod.Handle, []netip.Addr{netip.MustParseAddr("fd00::2")}); err == nil || errors.Is(err, errNone) || !strings.Contains(err.Error(), "more than 4096") {
 		t.Error(err)
 	}
 }

@@ -30,7 +30,7 @@
 //     namespace is mounted, if it is anywhere; otherwise it says so ([Place.Process]).
 //   - The agent sees cgroups from within its own cgroup namespace, or is itself on a
 //     node inside of a pod.
-//   - A namespace with addresses without end: one look at them takes 0.1 s at most.
+//   - A namespace with addresses without end: so many are looked through, and no more.
 package sandbox
 
 import (
