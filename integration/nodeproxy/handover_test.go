@@ -186,15 +186,15 @@ func TestRollingReplacements(t *testing.T) {
 	tr.repeat(1, func() error { return lookUp(p.app, "10.0.0.99:53") })
 
 	serving := p.node
-	for range replacements {
+	for i := 0; i < replacements || tr.count.Load() < int64(*leastConnections); i++ {
 		next := p.successor(cfg)
 		serving.end()
 		serving = next
 	}
 	netlab.Eventually(t, func() error { // all of it works with the last one, too
 		r := serving.proxy.State().Relayed
-		if r.Outbound < 10 || r.Inbound < 10 || r.DNS < 10 || tr.count.Load() < int64(*leastConnections) {
-			return fmt.Errorf("of %d connections the last proxy has relayed %+v", tr.count.Load(), r)
+		if r.Outbound < 10 || r.Inbound < 10 || r.DNS < 10 {
+			return fmt.Errorf("the last proxy has relayed %+v", r)
 		}
 		return nil
 	})
