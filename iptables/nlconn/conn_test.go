@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 11) }
+func TestMain(m *testing.M) { netlab.Main(m, 12) }
 
 func open(t *testing.T, n *netlab.NS) *Conn {
 	t.Helper()
@@ -333,4 +333,24 @@ func rawSocket(t *testing.T, n *netlab.NS) int {
 	}
 	t.Cleanup(func() { _ = unix.Close(fd) }) // of a test that is over
 	return fd
+}
+
+// No two sockets of a namespace have the same number.
+func TestPort(t *testing.T) {
+	netlab.Kernel(t)
+	n := netlab.NewNS(t, "a")
+	c, other := open(t, n), open(t, n)
+	port, err := c.Port()
+	if err != nil || port == 0 {
+		t.Fatalf("%d, %v", port, err)
+	}
+	if same, err := other.Port(); err != nil || same == port {
+		t.Errorf("another socket: %d, %v; this one: %d", same, err, port)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if port, err := c.Port(); err == nil {
+		t.Errorf("a closed socket: %d", port)
+	}
 }

@@ -10,9 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
-	"github.com/fairlead-mesh/fairlead/iptables/nlconn"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
-	"golang.org/x/sys/unix"
 )
 
 // BenchmarkLatency is from the end of a change to the call, with the changer's pauses
@@ -116,7 +114,7 @@ func measure(b *testing.B, handles []*netns.Handle) {
 	ctx, cancel := context.WithCancel(b.Context())
 	ended := make(chan error)
 	go func() { ended <- w.Run(ctx) }()
-	memory, files := memory(), files(b)
+	memoryBefore, filesBefore := memory(), files(b)
 	begin := time.Now()
 	for _, h := range handles {
 		if _, err := w.Add(h, func(Change) {}); err != nil {
@@ -125,15 +123,13 @@ func measure(b *testing.B, handles []*netns.Handle) {
 	}
 	each := float64(len(handles))
 	b.ReportMetric(float64(time.Since(begin).Microseconds())/each, "µs/add")
-	b.ReportMetric(float64(memoryNow()-memory)/each, "B/namespace")
-	b.ReportMetric(float64(filesNow(b)-files)/each, "files/namespace")
+	b.ReportMetric(float64(memory()-memoryBefore)/each, "B/namespace")
+	b.ReportMetric(float64(files(b)-filesBefore)/each, "files/namespace")
 	cancel()
 	if err := <-ended; err != nil {
 		b.Error(err)
 	}
 }
-
-var memoryNow, filesNow = memory, files
 
 func memory() int64 {
 	runtime.GC()
@@ -149,37 +145,4 @@ func files(b *testing.B) int {
 		b.Fatal(err)
 	}
 	return len(entries)
-}
-
-// BenchmarkTransaction is what it costs whoever changes 200 rules that we listen.
-func BenchmarkTransaction(b *testing.B) {
-	for _, watched := range []bool{false, true} {
-		b.Run(fmt.Sprintf("watched=%t", watched), func(b *testing.B) {
-			n := netlab.NewNS(b, "a")
-			c := newChanger(b, n)
-			if watched {
-				add(b, start(b), n.Handle)
-			}
-			name := func(kind, flags uint16, chain string) nlconn.Message {
-				payload := nlconn.AppendText(nlconn.NetfilterHeader(unix.NFPROTO_INET), unix.NFTA_TABLE_NAME, "t")
-				if chain != "" {
-					payload = nlconn.AppendText(payload, unix.NFTA_CHAIN_NAME, chain)
-				}
-				return nlconn.Message{Kind: unix.NFNL_SUBSYS_NFTABLES<<8 | kind, Flags: flags, Payload: payload}
-			}
-			messages := []nlconn.Message{
-				name(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, ""), name(unix.NFT_MSG_DELTABLE, 0, ""), name(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, ""),
-			}
-			for i := range 200 {
-				m := name(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "")
-				m.Payload = nlconn.AppendText(m.Payload, unix.NFTA_CHAIN_NAME, fmt.Sprintf("c%d", i))
-				messages = append(messages, m)
-			}
-			for b.Loop() {
-				if _, err := c.conn.Batch(b.Context(), unix.NFNL_SUBSYS_NFTABLES, messages); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }

@@ -3,6 +3,7 @@ package watch
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,10 +18,10 @@ func TestFloodIsBounded(t *testing.T) {
 	w := start(t)
 	hostile, quiet := netlab.NewNS(t, "hostile"), netlab.NewNS(t, "quiet")
 	c := newChanger(t, hostile)
-	var made, seen, calls atomic.Int64
+	var begun, seen, calls atomic.Int64
 	begin := time.Now()
 	if _, err := w.Add(hostile.Handle, func(c Change) {
-		seen.Store(made.Load())
+		seen.Store(begun.Load())
 		calls.Add(1)
 	}); err != nil {
 		t.Fatal(err)
@@ -28,7 +29,7 @@ func TestFloodIsBounded(t *testing.T) {
 	_, other := add(t, w, quiet.Handle)
 	stop := make(chan struct{})
 	var loop sync.WaitGroup
-	loop.Go(func() { c.loop(t, stop, func(n int) { made.Store(int64(n)) }) })
+	loop.Go(func() { c.loop(t, stop, func(n int) { begun.Store(int64(n)) }) })
 
 	netlab.Eventually(t, func() error { // the flood is on, and is heard at its pace
 		if n := calls.Load(); n < int64(credit/interval)+5 {
@@ -41,13 +42,13 @@ func TestFloodIsBounded(t *testing.T) {
 	close(stop)
 	loop.Wait()
 	netlab.Eventually(t, func() error { // the last change is not lost
-		if made, seen := made.Load(), seen.Load(); made != seen {
-			return fmt.Errorf("%d changes, the last call came after %d", made, seen)
+		if begun, seen := begun.Load(), seen.Load(); begun != seen {
+			return fmt.Errorf("%d changes, the last call came after %d", begun, seen)
 		}
 		return nil
 	})
 	most := int64((time.Since(begin) + credit) / interval)
-	t.Logf("%d changes in %v: %d calls", made.Load(), time.Since(begin).Round(time.Millisecond), calls.Load())
+	t.Logf("%d changes in %v: %d calls", begun.Load(), time.Since(begin).Round(time.Millisecond), calls.Load())
 	if n := calls.Load(); n > most+1 {
 		t.Errorf("%d calls, more than %d", n, most+1)
 	}
@@ -74,7 +75,7 @@ func TestOverflowIsAChange(t *testing.T) {
 	for i := range 500 {
 		fmt.Fprintf(&batch, "rule add pref %d lookup 100\n", i+1)
 	}
-	file := t.TempDir() + "/batch"
+	file := filepath.Join(t.TempDir(), "batch")
 	if err := os.WriteFile(file, []byte(batch.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}

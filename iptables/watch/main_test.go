@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 14) }
+func TestMain(m *testing.M) { netlab.Main(m, 15) }
 
 // start runs a Watcher until the end of the test, when nothing of it may be left.
 func start(t testing.TB) *Watcher {
@@ -63,12 +63,6 @@ func (r *record) sum() (all Change) {
 		all.By = append(all.By, c.By...)
 	}
 	return all
-}
-
-func (r *record) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.calls)
 }
 
 // wait waits until a change has been seen, and for the ruleset who made it.
@@ -127,7 +121,8 @@ func (c *changer) change(add bool) error {
 	return err
 }
 
-// loop adds and deletes until stop is closed, and returns how many times it did.
+// loop adds and deletes until stop is closed, and returns how many times it did. It
+// calls each before each time: the call may come before the changer knows it is done.
 func (c *changer) loop(t testing.TB, stop <-chan struct{}, each func(n int)) (n int) {
 	for {
 		select {
@@ -136,10 +131,10 @@ func (c *changer) loop(t testing.TB, stop <-chan struct{}, each func(n int)) (n 
 		default:
 		}
 		n++
+		each(n)
 		if err := c.change(n%2 == 1); err != nil {
 			t.Error(err)
 			return n
 		}
-		each(n)
 	}
 }

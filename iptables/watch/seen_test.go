@@ -1,6 +1,9 @@
 package watch
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -77,6 +80,34 @@ func TestRouteChangesAreSeen(t *testing.T) {
 		if err := watch.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// The kernel tells of every object of a transaction, and of the transaction itself at
+// the end only.
+func TestLargeTransactionIsOneMessage(t *testing.T) {
+	netlab.Kernel(t)
+	netlab.CheckLeaks(t)
+	n := netlab.NewNS(t, "a")
+	w, err := New() // does not run: what comes stays in the buffer
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	watch, _ := add(t, w, n.Handle)
+	var batch strings.Builder
+	batch.WriteString("add table ip t\n")
+	for i := range 2000 {
+		fmt.Fprintf(&batch, "add chain ip t c%d\n", i)
+	}
+	file := filepath.Join(t.TempDir(), "batch")
+	if err := os.WriteFile(file, []byte(batch.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, n, "nft -f "+file)
+	c, _ := watch.hear()
+	if len(c.By) != 1 || c.By[0].Name != "nft" {
+		t.Errorf("changes of %s by %+v", c.What, c.By)
 	}
 }
 
