@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
 )
 
 // A stopwatch is how libcni executes plugins, and remembers how long each took: from
@@ -152,14 +153,18 @@ func (b *bencher) addParallel(ctx context.Context) (measures []Measure, err erro
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
 	took := map[bool]sample{}
+	var spent spending
 	for round := range 1 + b.Sizes.Rounds {
 		for _, asPod := range []bool{true, false} {
-			s, err := n.atOnce(ctx, b.Sizes.Parallel, fmt.Sprintf("%d-%t", round, asPod), asPod)
+			s, cost, err := n.atOnce(ctx, b.Sizes.Parallel, fmt.Sprintf("%d-%t", round, asPod), asPod)
 			if err != nil {
 				return nil, err
 			}
 			if round > 0 {
 				took[asPod] = append(took[asPod], s...)
+			}
+			if round > 0 && asPod {
+				spent = spent.plus(cost)
 			}
 		}
 	}
@@ -174,11 +179,38 @@ func (b *bencher) addParallel(ctx context.Context) (measures []Measure, err erro
 			What: at + "p50", Value: ours.median(), Unit: "ms",
 			Others: []Other{{Name: "as many bare plugins", Value: others.median()}}, Note: bare,
 		},
+		spent.measure(len(ours)),
 	}, nil
 }
 
+// A spending is CPU time, which other work on the machine changes least.
+type spending struct{ plugin, agent, proxy time.Duration }
+
+// spent is what was spent so far; of plugins, by those that have ended.
+func (n *node) spent() (spending, error) {
+	agent, agentErr := n.agent.cpu()
+	proxy, proxyErr := n.proxy.cpu()
+	var children unix.Rusage
+	err := unix.Getrusage(unix.RUSAGE_CHILDREN, &children)
+	return spending{time.Duration(children.Utime.Nano() + children.Stime.Nano()), agent, proxy}, errors.Join(agentErr, proxyErr, err)
+}
+
+func (s spending) plus(o spending) spending {
+	return spending{s.plugin + o.plugin, s.agent + o.agent, s.proxy + o.proxy}
+}
+
+func (s spending) minus(o spending) spending { return s.plus(spending{-o.plugin, -o.agent, -o.proxy}) }
+
+func (s spending) measure(adds int) Measure {
+	each := func(d time.Duration) float64 { return ms(d) / float64(adds) }
+	return Measure{
+		What: "CPU time of one such ADD", Value: each(s.plugin + s.agent + s.proxy), Unit: "ms",
+		Note: fmt.Sprintf("plugin %.2f ms, agent %.2f ms, reference proxy %.2f ms", each(s.plugin), each(s.agent), each(s.proxy)),
+	}
+}
+
 // atOnce starts pods, whose networks are there already, all at the same moment.
-func (n *node) atOnce(ctx context.Context, count int, sandbox string, asPod bool) (sample, error) {
+func (n *node) atOnce(ctx context.Context, count int, sandbox string, asPod bool) (sample, spending, error) {
 	start := make(chan struct{})
 	runs, errs := make([]*cni, count), make([]error, count)
 	pods := make([]*pod, count)
@@ -191,20 +223,22 @@ func (n *node) atOnce(ctx context.Context, count int, sandbox string, asPod bool
 		if err != nil {
 			close(start)
 			group.Wait()
-			return nil, err
+			return nil, spending{}, err
 		}
 		group.Go(func() {
 			<-start
 			errs[i] = runs[i].add(ctx)
 		})
 	}
+	before, err := n.spent()
 	close(start)
 	group.Wait()
+	after, afterErr := n.spent()
 	var s sample
-	err := errors.Join(errs...)
+	err = errors.Join(errors.Join(errs...), err, afterErr)
 	for i, c := range runs {
 		s = append(s, c.took["fairlead-cni"])
 		err = errors.Join(err, c.del(ctx), pods[i].net.Close())
 	}
-	return s, err
+	return s, after.minus(before), err
 }
