@@ -20,8 +20,9 @@
 //
 // # What it does not see
 //
-// The tables of iptables-legacy: the kernel sends no notification. Whoever relies on
-// them not being there has to look from time to time.
+// The tables of iptables-legacy, who listens on a port, the settings below /proc/sys:
+// the kernel sends no notification that we could hear. Whoever relies on them has to
+// look from time to time.
 //
 // # Failures it survives
 //
