@@ -77,7 +77,7 @@ func (p *pod) prepare(ctx context.Context) error {
 	if fresh || !p.releasing.IsZero() || !p.withdrawing.IsZero() {
 		p.began = time.Now()
 		p.older = !fresh || p.adding == nil
-		p.paired = false
+		p.gap, p.paired = false, false
 		p.releasing, p.withdrawing = time.Time{}, time.Time{}
 	}
 	switch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
@@ -25,15 +26,39 @@ func (p *pod) pair(ctx context.Context, out outcome) outcome {
 		return out
 	}
 	p.bypassing, p.paired = len(bypassing), true
-	switch {
-	case len(bypassing) == 0:
+	if due := p.due(bypassing); len(due) > 0 {
+		return p.reset(ctx, due, out)
+	}
+	p.gap, p.kept = false, ids(bypassing)
+	if len(bypassing) == 0 {
 		return p.noneOlder(ctx, out)
-	case p.resetOlder():
-		return p.reset(ctx, bypassing, out)
 	}
 	out.reason = status.ReasonOldConnections
 	out.message = fmt.Sprintf("%d connections are older than the capture and stay in the clear", len(bypassing))
 	return out
+}
+
+// due returns the connections that are to be reset. Unless the configuration says,
+// the cause decides: a pod whose redirects were away is owed what it had, so what
+// was opened meanwhile is reset; what was open when a pod was labelled was promised
+// nothing, and is kept.
+func (p *pod) due(bypassing []sockets.Connection) []sockets.Connection {
+	switch {
+	case p.decision.Existing == intent.Reset:
+		return bypassing
+	case p.decision.Existing == intent.Keep, !p.gap:
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(bypassing), func(c sockets.Connection) bool { return slices.Contains(p.kept, c.ID()) })
+}
+
+func ids(connections []sockets.Connection) []uint64 {
+	var all []uint64
+	for _, c := range connections {
+		all = append(all, c.ID())
+	}
+	slices.Sort(all)
+	return all
 }
 
 // noneOlder is the end of a capture: nothing is left that form full would cut.
@@ -43,18 +68,8 @@ func (p *pod) noneOlder(ctx context.Context, out outcome) outcome {
 			return p.refused(err)
 		}
 	}
-	p.older, p.gap = false, false
+	p.older = false
 	return out
-}
-
-// resetOlder decides by the cause: a pod that was captured before, and whose
-// redirects were away, is owed what it had; one that was labelled while it ran has
-// been promised nothing.
-func (p *pod) resetOlder() bool {
-	if p.decision.Existing != intent.ByCause {
-		return p.decision.Existing == intent.Reset
-	}
-	return p.gap
 }
 
 // reset destroys the connections. Until they are gone the pod bypasses the mesh.

@@ -38,6 +38,8 @@ type Record struct {
 	Stood bool `json:"stood"`
 	Older bool `json:"older"`
 	Gap   bool `json:"gap"`
+	// Kept are the older connections that are kept, by their sockets' numbers.
+	Kept []uint64 `json:"kept,omitempty"`
 }
 
 const recordVersion = 1
@@ -131,7 +133,7 @@ func (p *pod) record() Record {
 		Attachment: *p.attachment, Netns: p.place.ID,
 		ServiceAccount: p.object.ServiceAccount, Decision: p.decision,
 		Touched: p.touched, Adding: p.adding != nil || p.orphan, Applied: p.applied,
-		Stood: p.stood, Older: p.older, Gap: p.gap,
+		Stood: p.stood, Older: p.older, Gap: p.gap, Kept: p.kept,
 	}
 }
 

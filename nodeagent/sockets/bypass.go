@@ -28,6 +28,10 @@ type Connection struct {
 	socket socket
 }
 
+// ID is the kernel's number for the socket, which it gives to no other until the
+// machine is booted again.
+func (c Connection) ID() uint64 { return c.socket.cookie }
+
 func (c Connection) String() string { return fmt.Sprintf("%s with %s", c.Local, c.Remote) }
 
 // Bypassing returns the open TCP connections of the pod that bypass the proxy: no
