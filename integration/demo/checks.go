@@ -21,6 +21,11 @@ type look func(ctx context.Context) (seen string, err error)
 // outside is the web server outside the mesh, on the node.
 func (s *story) outside() netip.AddrPort { return netip.AddrPortFrom(gateway4, webPort) }
 
+// outsides are its addresses, one of each IP version.
+func (s *story) outsides() [2]netip.AddrPort {
+	return [2]netip.AddrPort{s.outside(), netip.AddrPortFrom(gateway6, webPort)}
+}
+
 // starts has the runtime start a pod.
 func (s *story) starts(p *pod) look {
 	return func(ctx context.Context) (string, error) {
@@ -240,25 +245,29 @@ func (s *story) untouched(p *pod) look {
 	}
 }
 
+// settles waits until the agent's own view is the story's.
+func (s *story) settles(ctx context.Context, want map[string]string) error {
+	return await(ctx, func(ctx context.Context) error {
+		r, err := s.status(ctx)
+		if err != nil {
+			return err
+		}
+		for _, p := range r.Pods {
+			if p.State != want[p.Name] {
+				return fmt.Errorf("%s is %s (%s), not %s", p.Name, p.State, p.Reason, want[p.Name])
+			}
+		}
+		if len(r.Pods) != len(want) {
+			return fmt.Errorf("%d pods are known, not %d", len(r.Pods), len(want))
+		}
+		return nil
+	})
+}
+
 // allAsIntended compares the agent's own view with the story's.
 func (s *story) allAsIntended(want map[string]string) look {
 	return func(ctx context.Context) (string, error) {
-		err := await(ctx, func(ctx context.Context) error {
-			r, err := s.status(ctx)
-			if err != nil {
-				return err
-			}
-			for _, p := range r.Pods {
-				if p.State != want[p.Name] {
-					return fmt.Errorf("%s is %s (%s), not %s", p.Name, p.State, p.Reason, want[p.Name])
-				}
-			}
-			if len(r.Pods) != len(want) {
-				return fmt.Errorf("%d pods are known, not %d", len(r.Pods), len(want))
-			}
-			return nil
-		})
-		return "3 captured, 1 not, as their labels say", err
+		return "3 captured, 1 not, as their labels say", s.settles(ctx, want)
 	}
 }
 

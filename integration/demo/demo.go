@@ -38,6 +38,7 @@ type story struct {
 	*screen
 	*node
 	sabotage *Sabotage // nil unless asked for
+	traffic  *traffic  // of the present step
 	passed   int
 	failed   []string
 }
@@ -75,7 +76,7 @@ func (s *story) run(ctx context.Context, bin string) error {
 		{"proxy", fmt.Sprintf("nodeproxy, pid %d here: the reference node proxy, in ztunnel's place", s.proxy.pid())},
 		{"runtime", "libcni, with the list bridge (host-local) → fairlead-cni"},
 		{"outside", fmt.Sprintf("a web server at %s that tells its clients what it sees of them", s.outside())},
-		{"quicker", "shorter waits than the defaults: proxy 1s (5s), ack 2s (5s), releaseGrace 500ms (5s)"},
+		{"quicker", "shorter waits than the defaults: proxy 1s (5s), ack 2s (5s), releaseGrace 500ms (5s), sweepInterval 500ms (10s)"},
 	} {
 		s.paragraph(dim, fmt.Sprintf("   %-10s", fact[0]), "             ", fact[1])
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 9) }
+func TestMain(m *testing.M) { netlab.Main(m, 11) }
 
 // binaries builds what "make demo" builds, once, and returns the directory.
 var binaries = sync.OnceValues(func() (string, error) {
@@ -102,7 +102,7 @@ func TestStoryInAPipe(t *testing.T) {
 		t.Error("there are control characters, or blanks at a line's end")
 	}
 	for _, says := range []string{
-		"\n20 checks passed, 0 failed (",
+		"\n28 checks passed, 0 failed (",
 		"no node proxy is connected to the agent",
 		"   $ fairlead status\n   agent v0-test, up ",
 		"3 Captured, 1 NotCaptured",
@@ -138,11 +138,11 @@ func TestSabotages(t *testing.T) {
 					failed = append(failed, check.title)
 				}
 			}
-			if code != ExitFailed || len(all) != 20 || !slices.Equal(failed, []string{s.Check}) {
+			if code != ExitFailed || len(all) != 28 || !slices.Equal(failed, []string{s.Check}) {
 				t.Errorf("exit code %d, failed of %d: %q, want only %q\n%s", code, len(all), failed, s.Check, out)
 			}
 			for _, says := range []string{
-				"\n19 checks passed, 1 failed (", "\nfailed: " + s.Check + "\n", "   ! sabotage: ",
+				"\n27 checks passed, 1 failed (", "\nfailed: " + s.Check + "\n", "   ! sabotage: ",
 				"\nlast lines of agent.log\n", "\nlast lines of nodeproxy.log\n", "\nlast lines of cni.log\n",
 			} {
 				if strings.Count(out, says) != 1 {

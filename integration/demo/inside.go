@@ -136,3 +136,13 @@ func ourRules(n *netlab.NS) ([]*nftables.Rule, error) {
 	})
 	return ours, err
 }
+
+// imprint is a capture in short, to see whether it is whole.
+func imprint(n *netlab.NS) (string, error) {
+	rules, err := ourRules(n)
+	if err != nil {
+		return "", err
+	}
+	found, err := traces(n)
+	return fmt.Sprintf("%d nft rules, %q", len(rules), found), err
+}

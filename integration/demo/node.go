@@ -1,17 +1,22 @@
 package demo
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
@@ -45,9 +50,13 @@ type node struct {
 	http    http.Client
 	pods    map[string]*pod
 
+	// Where the node proxy answers: two at a time cannot at the same address.
+	admin string
+
 	// What a sabotage may change.
 	labelKey    string
 	proxyFaults []string
+	goodbye     syscall.Signal // with which a proxy that was replaced is ended
 }
 
 // A pod is one that the story speaks of.
@@ -73,7 +82,7 @@ func startNode(ctx context.Context, bin string) (*node, error) {
 	}
 	n := &node{
 		bin: bin, self: &netlab.NS{Handle: handle, Name: "the node"}, runtime: newRuntime(bin, dir),
-		pods: map[string]*pod{}, labelKey: modeLabel,
+		pods: map[string]*pod{}, labelKey: modeLabel, goodbye: unix.SIGTERM, admin: admins[0],
 	}
 	if err := os.MkdirAll(filepath.Join(dir, "pods"), 0o700); err != nil {
 		return nil, err
@@ -91,9 +100,7 @@ func startNode(ctx context.Context, bin string) (*node, error) {
 	if err := serveNames(n.self, gateway4); err != nil {
 		return nil, err
 	}
-	n.agent, err = launch(dir, "agent", filepath.Join(bin, "fairlead"), "agent",
-		"--pods-from", filepath.Join(dir, "pods"), "--config", filepath.Join(dir, "config.yaml"))
-	if err != nil {
+	if err := n.startAgent(); err != nil {
 		return nil, err
 	}
 	if err := n.startProxy(); err != nil {
@@ -102,9 +109,26 @@ func startNode(ctx context.Context, bin string) (*node, error) {
 	return n, n.awaitProxy(ctx)
 }
 
+func (n *node) startAgent() (err error) {
+	n.agent, err = launch(dir, "agent", filepath.Join(n.bin, "fairlead"), "agent",
+		"--pods-from", filepath.Join(dir, "pods"), "--config", filepath.Join(dir, "config.yaml"))
+	return err
+}
+
+// admins are the addresses that node proxies answer at, in turn.
+var admins = [2]string{"127.0.0.1:15000", "127.0.0.1:15002"}
+
+func (n *node) nextAdmin() {
+	if n.admin == admins[0] {
+		n.admin = admins[1]
+	} else {
+		n.admin = admins[0]
+	}
+}
+
 // startProxy starts the node proxy, with the faults that are asked for.
 func (n *node) startProxy() (err error) {
-	args := append([]string{"--dns", gateway4.String()}, n.proxyFaults...)
+	args := append([]string{"--dns", gateway4.String(), "--admin", n.admin}, n.proxyFaults...)
 	n.proxy, err = launch(dir, "nodeproxy", filepath.Join(n.bin, "nodeproxy"), args...)
 	return err
 }
@@ -212,20 +236,42 @@ type relayed struct{ Outbound, Inbound, DNS int }
 
 // counters asks the proxy what it has relayed for a pod.
 func (n *node) counters(ctx context.Context, p *pod) (relayed, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:15000/config_dump", nil)
-	if err != nil {
-		return relayed{}, err
-	}
-	response, err := n.http.Do(request)
-	if err != nil {
-		return relayed{}, fmt.Errorf("cannot ask the node proxy: %w", err)
-	}
-	defer func() { _ = response.Body.Close() }() // was only read
 	var dump struct {
 		WorkloadState map[string]struct{ Relayed relayed }
 	}
-	if err := json.NewDecoder(response.Body).Decode(&dump); err != nil {
-		return relayed{}, fmt.Errorf("cannot read the node proxy's answer: %w", err)
+	err := n.askProxy(ctx, "/config_dump", func(answer io.Reader) error {
+		if err := json.NewDecoder(answer).Decode(&dump); err != nil {
+			return fmt.Errorf("cannot read the node proxy's answer: %w", err)
+		}
+		return nil
+	})
+	return dump.WorkloadState[p.uid].Relayed, err
+}
+
+// proxyReady waits until the proxy says that it serves all that the agent wants.
+func (n *node) proxyReady(ctx context.Context) error {
+	return await(ctx, func(ctx context.Context) error {
+		if err := n.proxy.alive(); err != nil {
+			return err
+		}
+		return n.askProxy(ctx, "/healthz/ready", func(io.Reader) error { return nil })
+	})
+}
+
+// askProxy has the answer to a successful request to the node proxy read.
+func (n *node) askProxy(ctx context.Context, path string, read func(answer io.Reader) error) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.admin+path, nil)
+	if err != nil {
+		return err
 	}
-	return dump.WorkloadState[p.uid].Relayed, nil
+	response, err := n.http.Do(request)
+	if err != nil {
+		return fmt.Errorf("cannot ask the node proxy: %w", err)
+	}
+	defer func() { _ = response.Body.Close() }() // was only read
+	if response.StatusCode != http.StatusOK {
+		why, _ := io.ReadAll(response.Body) // as much of it as there is
+		return fmt.Errorf("the node proxy answers %s: %s", response.Status, bytes.TrimSpace(why))
+	}
+	return read(response.Body)
 }

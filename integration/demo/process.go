@@ -94,8 +94,11 @@ func lastWords(path string, count int) []string {
 func await(ctx context.Context, ask func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, waitPatience)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
+	return every(ctx, 20*time.Millisecond, ask)
+}
+
+// every asks at intervals until there is no error. When ctx ends it returns the last one.
+func every(ctx context.Context, interval time.Duration, ask func(context.Context) error) error {
 	var last error
 	for {
 		err := ask(ctx)
@@ -105,10 +108,18 @@ func await(ctx context.Context, ask func(context.Context) error) error {
 		if ctx.Err() == nil || last == nil {
 			last = err // not what ctx's end has made of it
 		}
-		select {
-		case <-ctx.Done():
+		if pause(ctx, interval); ctx.Err() != nil {
 			return last
-		case <-tick.C:
 		}
+	}
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
 	}
 }

@@ -24,8 +24,11 @@ type runtime struct {
 	tries   int
 }
 
-// gateway4 is the node's own address on the pods' bridge.
-var gateway4 = netip.MustParseAddr("10.88.0.1")
+// gateway4 and gateway6 are the node's own addresses on the pods' bridge.
+var (
+	gateway4 = netip.MustParseAddr("10.88.0.1")
+	gateway6 = netip.MustParseAddr("fd00:88::1")
+)
 
 const bridgePlugin = `{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipam": {
 	"type": "host-local", "dataDir": %q, "ranges": [%s]}}`

@@ -47,7 +47,14 @@ var Sabotages = []*Sabotage{
 	{5, "label-put-back", "new connections are direct at once", "the pod gets its label back", putLabelBack},
 	{5, "drain-cut-short", "the proxied connection is drained, not cut", "the proxy is killed", cutDrain},
 	{5, "rule-left-behind", "nothing of ours is left in its namespace", "an ip rule like ours is added to the pod", strayRule},
-	{6, "pod-not-started", "every pod is as it should be", "a labelled pod exists that the runtime has not started", addGhost},
+	{6, "agent-stopped", "the rules are put back", "the agent is stopped", stopAgent},
+	{6, "rules-flushed-again", "connections after that are captured", "the agent is stopped and our table deleted from the pod", flush("client")},
+	{7, "past-conntrack", "while it is away pods stay captured", "a rule takes a pod's packets past conntrack", passConntrack},
+	{7, "config-misspelt", "started again, it adopts all of them", "the agent's config has a field with a letter too many", misspellConfig},
+	{7, "traffic-reset", "no connection was refused or reset", "the web server resets its connections", resetTraffic},
+	{7, "server-resets", "the one that was open all the time lives", "the server in the pod resets its connections", resetInPod},
+	{8, "killed-instead", "replaced: no connection is refused or reset", "each proxy that has been replaced is killed (-9)", killReplaced},
+	{9, "pod-not-started", "every pod is as it should be", "a labelled pod exists that the runtime has not started", addGhost},
 }
 
 // FindSabotage returns the sabotage of a name, nil for the empty name.
@@ -133,16 +140,6 @@ func withoutAgent(s *story, n *netlab.NS, change func() error) (mend, error) {
 			return err
 		}))
 	}, n.Handle.Do(change)
-}
-
-// imprint is a capture in short, to see whether it is whole.
-func imprint(n *netlab.NS) (string, error) {
-	rules, err := ourRules(n)
-	if err != nil {
-		return "", err
-	}
-	found, err := traces(n)
-	return fmt.Sprintf("%d nft rules, %q", len(rules), found), err
 }
 
 func flush(name string) commit {
@@ -268,7 +265,7 @@ func misspell(_ context.Context, s *story) (mend, error) {
 
 func resetConnections(_ context.Context, s *story) (mend, error) {
 	s.web.reset()
-	return func(context.Context) error { return nil }, nil
+	return nothing, nil
 }
 
 func dropPlugin(_ context.Context, s *story) (mend, error) {
@@ -296,5 +293,5 @@ func addGhost(ctx context.Context, s *story) (mend, error) {
 	if err == nil { // the agent reads its directory in its own time
 		_, err = s.becomes(ctx, ghost, "Pending")
 	}
-	return func(context.Context) error { return nil }, err
+	return nothing, err
 }

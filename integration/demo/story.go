@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +16,8 @@ var errStuck = errors.New("what comes next needs what has just failed")
 // tell tells the whole story.
 func (s *story) tell(ctx context.Context) error {
 	for _, chapter := range []func(context.Context) error{
-		s.unlabelled, s.labelledAtCreation, s.labelledWhileRunning, s.withoutProxy, s.released, s.atTheEnd,
+		s.unlabelled, s.labelledAtCreation, s.labelledWhileRunning, s.withoutProxy, s.released,
+		s.flushed, s.agentKilled, s.proxyReplaced, s.atTheEnd,
 	} {
 		if err := chapter(ctx); err != nil {
 			return err
@@ -142,10 +144,64 @@ func (s *story) released(ctx context.Context) error {
 	return nil
 }
 
+func (s *story) flushed(ctx context.Context) error {
+	s.step(6, "Rules flushed by somebody else: seen, and put back",
+		`Somebody deletes every nft rule in "client", as nft flush ruleset does.`)
+	client := s.pods["client"]
+	s.check(ctx, "the rules are put back", s.repaired(client))
+	s.check(ctx, "connections after that are captured", s.outbound(client))
+	return nil
+}
+
+// asLabelled is how the pods are from here on.
+var asLabelled = map[string]string{
+	"plain": "NotCaptured", "server": "Captured", "client": "Captured", "late": "Captured",
+}
+
+func (s *story) agentKilled(ctx context.Context) error {
+	s.step(7, "The agent killed: nothing stops, and its successor adopts the pods",
+		`"client" holds a connection to "server" open, and makes others all the time. The agent is killed (-9), and later started again. `+
+			`What redirects is the kernel, and what listens is the proxy: neither needs the agent to go on.`)
+	client, server := s.pods["client"], s.pods["server"]
+	old, err := converse(ctx, client.net, netip.AddrPortFrom(server.addrs[0], webPort))
+	if err != nil {
+		return err
+	}
+	defer old.close()
+	s.traffic = begin(ctx, 2, s.trips(client)...)
+	defer func() { _ = s.traffic.stop() }() // a check has said what of it failed
+	if err := s.agent.end(ctx, unix.SIGKILL); err != nil {
+		return err
+	}
+	s.check(ctx, "while it is away pods stay captured", s.outbound(s.pods["late"]))
+	if !s.check(ctx, "started again, it adopts all of them", s.adopts(asLabelled)) {
+		return errStuck
+	}
+	s.check(ctx, "no connection was refused or reset", unharmed(s.traffic))
+	s.check(ctx, "the one that was open all the time lives", s.lives(old))
+	return nil
+}
+
+func (s *story) proxyReplaced(ctx context.Context) error {
+	s.step(8, "The node proxy replaced under traffic, again and again",
+		`All captured pods connect all the time. A new node proxy starts, is handed all pods, and listens in them beside the old one, which is then told to end: it steers what is new to the other's sockets, `+
+			`accepts what is queued, lets its connections end, and goes. Then the next one.`)
+	client, server, late := s.pods["client"], s.pods["server"], s.pods["late"]
+	trips := s.trips(client, server, late)
+	for _, addr := range server.addrs {
+		trips = append(trips, trip{client, netip.AddrPortFrom(addr, webPort)}, trip{late, netip.AddrPortFrom(addr, webPort)})
+	}
+	s.traffic = begin(ctx, 2, trips...)
+	defer func() { _ = s.traffic.stop() }() // a check has said what of it failed
+	if !s.check(ctx, "replaced: no connection is refused or reset", s.replaced(s.traffic)) {
+		return errStuck
+	}
+	s.check(ctx, "the last proxy carries what comes now", s.outbound(client))
+	return nil
+}
+
 func (s *story) atTheEnd(ctx context.Context) error {
-	s.step(6, "What fairlead status says of it all", "This is the command's own output.")
-	s.check(ctx, "every pod is as it should be", s.allAsIntended(map[string]string{
-		"plain": "NotCaptured", "server": "Captured", "client": "Captured", "late": "Captured",
-	}))
+	s.step(9, "What fairlead status says of it all", "This is the command's own output.")
+	s.check(ctx, "every pod is as it should be", s.allAsIntended(asLabelled))
 	return s.showStatus(ctx)
 }
