@@ -137,7 +137,7 @@ func (s *story) check(ctx context.Context, title string, look look) bool {
 	if s.sabotage != nil && s.sabotage.Check == title {
 		return s.checkSabotaged(ctx, title, look)
 	}
-	return s.judge(ctx, title, look)
+	return s.judge(ctx, waitPatience, title, look)
 }
 
 // checkSabotaged does the sabotage, looks, and mends.
@@ -145,7 +145,7 @@ func (s *story) checkSabotaged(ctx context.Context, title string, look look) boo
 	s.paragraph(yellow, "   ! sabotage: ", "     ", s.sabotage.How)
 	mend, err := s.sabotage.commit(ctx, s)
 	if err == nil {
-		s.judge(ctx, title, look)
+		s.judge(ctx, patience, title, look) // it fails, there is nothing to wait for
 	} else {
 		s.count(ctx, "the sabotage can be done", "", err)
 	}
@@ -161,9 +161,9 @@ func (s *story) checkSabotaged(ctx context.Context, title string, look look) boo
 	return mended == nil
 }
 
-// judge looks and counts.
-func (s *story) judge(ctx context.Context, title string, look look) bool {
-	within, cancel := context.WithTimeout(ctx, waitPatience)
+// judge looks, for as long as that may take, and counts.
+func (s *story) judge(ctx context.Context, atMost time.Duration, title string, look look) bool {
+	within, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	done := s.progress(title)
 	seen, err := look(within)

@@ -40,7 +40,11 @@ func TestAwait(t *testing.T) {
 		}); err != nil || tries != 3 {
 			t.Errorf("%v after %d tries", err, tries)
 		}
+		gone := hopeless{errors.New("it has ended")}
 		began := time.Now()
+		if err := await(t.Context(), func(context.Context) error { return gone }); err != gone || time.Since(began) > 0 {
+			t.Errorf("%v after %s", err, time.Since(began))
+		}
 		err := await(t.Context(), func(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return ctx.Err()

@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -69,11 +70,14 @@ func (p *process) pause() (resume func() error, err error) {
 	return func() error { return p.signal(unix.SIGCONT) }, p.signal(unix.SIGSTOP)
 }
 
+// A hopeless error is one that waiting does not mend.
+type hopeless struct{ error }
+
 // alive says how the process has ended, if it has.
 func (p *process) alive() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("the %s has ended: %s", p.name, p.cmd.ProcessState)
+		return hopeless{fmt.Errorf("the %s has ended: %s", p.name, p.cmd.ProcessState)}
 	default:
 		return nil
 	}
@@ -97,13 +101,14 @@ func await(ctx context.Context, ask func(context.Context) error) error {
 	return every(ctx, 20*time.Millisecond, ask)
 }
 
-// every asks at intervals until there is no error. When ctx ends it returns the last one.
+// every asks at intervals until there is no error, or a hopeless one. When ctx ends it
+// returns the last one.
 func every(ctx context.Context, interval time.Duration, ask func(context.Context) error) error {
 	var last error
 	for {
 		err := ask(ctx)
-		if err == nil {
-			return nil
+		if err == nil || errors.As(err, new(hopeless)) {
+			return err
 		}
 		if ctx.Err() == nil || last == nil {
 			last = err // not what ctx's end has made of it
