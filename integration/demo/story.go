@@ -185,7 +185,7 @@ func (s *story) agentKilled(ctx context.Context) error {
 func (s *story) proxyReplaced(ctx context.Context) error {
 	s.step(8, "The node proxy replaced under traffic, again and again",
 		`All captured pods connect all the time. A new node proxy starts, is handed all pods, and listens in them beside the old one, which is then told to end: it steers what is new to the other's sockets, `+
-			`accepts what is queued, lets its connections end, and goes. Then the next one.`)
+			`accepts what is queued, lets its connections end (5 s at most), and goes. Then the next one.`)
 	client, server, late := s.pods["client"], s.pods["server"], s.pods["late"]
 	trips := s.trips(client, server, late)
 	for _, addr := range server.addrs {
