@@ -106,14 +106,16 @@ func repaired(ctx context.Context, p *pod) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := r.check(ctx); err != nil {
+	// What followed the repair before has to be over.
+	whole := func() error { return r.check(ctx) }
+	if err := await(ctx, 2*defaultSweep, time.Millisecond, whole); err != nil {
 		return 0, errors.Join(err, r.close())
 	}
 	if _, err := p.net.Run("nft", "flush", "ruleset"); err != nil {
 		return 0, errors.Join(err, r.close())
 	}
 	took, err := timed(func() error {
-		return await(ctx, 2*defaultSweep, 100*time.Microsecond, func() error { return r.check(ctx) })
+		return await(ctx, 2*defaultSweep, 100*time.Microsecond, whole)
 	})
 	return took, errors.Join(err, r.close())
 }
