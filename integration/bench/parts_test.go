@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
@@ -148,6 +150,14 @@ func TestProcess(t *testing.T) {
 	}
 	if _, err := launch(dir, "none", "/no/such/program"); err == nil {
 		t.Error("a program that is not there was started")
+	}
+}
+
+func TestUninterrupted(t *testing.T) {
+	answers := []error{unix.EINTR, unix.EINTR, unix.EPIPE, nil}
+	asked := 0
+	if err := uninterrupted(func() error { asked++; return answers[asked-1] }); err != unix.EPIPE || asked != 3 {
+		t.Errorf("got %v after %d calls", err, asked)
 	}
 }
 

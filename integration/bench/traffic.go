@@ -233,12 +233,27 @@ func openSockets(n *netlab.NS, count, mark int) ([]int, error) {
 // greet uses a socket up.
 func greet(fd int) error {
 	to := &unix.SockaddrInet4{Port: greetsPort, Addr: [4]byte(net.ParseIP(peerAddr).To4())}
-	err := unix.Connect(fd, to)
+	err := uninterrupted(func() error { return unix.Connect(fd, to) })
 	if err == nil {
 		var count int
-		if count, err = unix.Read(fd, make([]byte, 1)); err == nil && count == 0 {
+		err = uninterrupted(func() (err error) {
+			count, err = unix.Read(fd, make([]byte, 1))
+			return err
+		})
+		if err == nil && count == 0 {
 			err = errors.New("the connection ended before its byte")
 		}
 	}
 	return errors.Join(err, unix.Close(fd))
+}
+
+// uninterrupted repeats a system call that a signal of Go's scheduler has ended: on a
+// socket with a time-out the kernel does not. A connect that is repeated goes on with
+// the one before.
+func uninterrupted(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
