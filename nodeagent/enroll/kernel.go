@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -31,6 +32,7 @@ type netKernel struct {
 	watch  *watch.Watch
 	exempt []netip.Addr // peers whose connections are left alone
 
+	plan        *plan  // for what was wanted last
 	fingerprint string // of the rules last applied or found as wanted
 	generation  uint32 // the ruleset's number at that time
 }
@@ -87,48 +89,64 @@ func (k *netKernel) Close() error {
 	return errors.Join(append(errs, k.handle.Close())...)
 }
 
-// build makes the rules and routes that want means in this namespace.
-func (k *netKernel) build(want ruleset.Config) (ruleset.Ruleset, route.Config, error) {
+// A plan is what a configuration means in a namespace. It is made once, since most
+// turns want what the last one wanted.
+type plan struct {
+	want        ruleset.Config
+	rules       ruleset.Ruleset
+	routes      route.Config
+	fingerprint string
+}
+
+func (k *netKernel) build(want ruleset.Config) (*plan, error) {
+	if k.plan != nil && reflect.DeepEqual(want, k.plan.want) {
+		return k.plan, nil
+	}
 	v4, v6, err := route.Families(k.handle)
 	if err != nil {
-		return ruleset.Ruleset{}, route.Config{}, err
+		return nil, err
 	}
-	want.IPv4, want.IPv6 = v4, v6
-	rules, err := ruleset.Build(want)
-	return rules, route.Config{IPv4: v4, IPv6: v6}, err
+	families := want
+	families.IPv4, families.IPv6 = v4, v6
+	rules, err := ruleset.Build(families)
+	if err != nil {
+		return nil, err
+	}
+	k.plan = &plan{want: want, rules: rules, routes: route.Config{IPv4: v4, IPv6: v6}, fingerprint: rules.Fingerprint()}
+	return k.plan, nil
 }
 
 // Apply puts routes and rules in place, in this order: a mark without a route
 // loses packets. The runtime brings lo up at the same time as it executes us, and
 // does not mind that it is up already; a proxy cannot listen on ::1 before.
 func (k *netKernel) Apply(ctx context.Context, want ruleset.Config) error {
-	rules, routes, err := k.build(want)
+	plan, err := k.build(want)
 	if err != nil {
 		return err
 	}
 	if err := k.router.EnsureLoopback(ctx, 0); err != nil {
 		return err
 	}
-	if err := k.router.Apply(ctx, routes); err != nil {
+	if err := k.router.Apply(ctx, plan.routes); err != nil {
 		return err
 	}
-	if err := k.table.Apply(ctx, rules); err != nil {
+	if err := k.table.Apply(ctx, plan.rules); err != nil {
 		return err
 	}
 	// No number is remembered: the next Check reads, so that what somebody else
 	// changed in this moment is seen.
-	k.fingerprint, k.generation = rules.Fingerprint(), 0
+	k.fingerprint, k.generation = plan.fingerprint, 0
 	return nil
 }
 
 // Check looks at routes and rules, each whatever became of the other.
 func (k *netKernel) Check(ctx context.Context, want ruleset.Config) (string, error) {
-	rules, routes, err := k.build(want)
+	plan, err := k.build(want)
 	if err != nil {
 		return "", err
 	}
-	found, routeErr := k.router.Check(ctx, routes)
-	diff, ruleErr := k.checkRules(ctx, rules)
+	found, routeErr := k.router.Check(ctx, plan.routes)
+	diff, ruleErr := k.checkRules(ctx, plan)
 	drift := found.Drift
 	if len(diff) > 0 {
 		drift = append(drift, diff.String())
@@ -138,18 +156,17 @@ func (k *netKernel) Check(ctx context.Context, want ruleset.Config) (string, err
 
 // checkRules reads the rules only if the kernel has counted a change since they
 // were last found as wanted.
-func (k *netKernel) checkRules(ctx context.Context, rules ruleset.Ruleset) (ruleset.Diff, error) {
+func (k *netKernel) checkRules(ctx context.Context, plan *plan) (ruleset.Diff, error) {
 	generation, err := k.table.Generation()
 	if err != nil {
 		return nil, err
 	}
-	fingerprint := rules.Fingerprint()
-	if generation == k.generation && fingerprint == k.fingerprint {
+	if generation == k.generation && plan.fingerprint == k.fingerprint {
 		return nil, nil
 	}
-	diff, err := k.table.Check(ctx, rules)
+	diff, err := k.table.Check(ctx, plan.rules)
 	if err == nil && len(diff) == 0 {
-		k.fingerprint, k.generation = fingerprint, generation
+		k.fingerprint, k.generation = plan.fingerprint, generation
 	}
 	return diff, err
 }
@@ -189,14 +206,15 @@ func (k *netKernel) Listeners(ctx context.Context) (status.Listeners, error) {
 	if err != nil {
 		return status.Listeners{}, err
 	}
-	v6, err := k.canAsk6()
-	if err != nil {
-		return status.Listeners{}, err
+	found := status.Listeners{Known: true, Outbound: l.Outbound, Inbound: l.Inbound, HBONE: l.HBONE, DNS: l.DNS && l.DNS6}
+	if l.DNS && !l.DNS6 { // queries of both families are redirected
+		v6, err := k.canAsk6()
+		if err != nil {
+			return status.Listeners{}, err
+		}
+		found.DNS = !v6
 	}
-	return status.Listeners{
-		Known: true, Outbound: l.Outbound, Inbound: l.Inbound, HBONE: l.HBONE,
-		DNS: l.DNS && (l.DNS6 || !v6), // queries of both families are redirected
-	}, nil
+	return found, nil
 }
 
 // canAsk6 reports whether a DNS query over IPv6 can be redirected at all: to ::1,
