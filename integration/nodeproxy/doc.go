@@ -55,8 +55,9 @@
 //     whose it is; so the proxy connects to the port itself, and takes the next place
 //     if that comes back to it.
 //  2. It goes on accepting for 200 ms: handshakes that were under way end meanwhile.
-//  3. It looks whether a proxy has come or gone meanwhile, and if so begins again.
-//  4. When its queue is empty it closes. DNS queries that it has read are answered first.
+//  3. It looks whether a proxy has come or gone meanwhile, and if so begins again. (Two
+//     of three that close in the same moment can still cost a connection.)
+//  4. It closes; its queue is empty. DNS queries that it has read are answered first.
 //
 // It is the one that leaves which does this, when it is told to, since until then it does
 // not know whether the other is fit to take all. The program stays when it has gone,

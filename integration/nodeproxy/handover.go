@@ -38,19 +38,18 @@ func (s *server) handOver(ctx context.Context, l *listener) {
 	if err := s.turnAway(ctx, l); err != nil && ctx.Err() == nil {
 		s.env.log.Warn("cannot hand a port over, new connections may be reset", "port", l.port, "error", err)
 	}
-	for l.queued() && ctx.Err() == nil {
-		pause(ctx, time.Millisecond)
-	}
+	l.empty(ctx)
 	if l.udp == nil {
 		_ = l.tcp.Close() // may have been closed meanwhile
 		return
 	}
-	// Answers are sent from it. Both fail only if it has been closed meanwhile.
+	// Answers are sent from it. It fails only if it has been closed meanwhile.
 	_ = l.udp.SetReadDeadline(time.Unix(1, 0))
 }
 
 // turnAway has the kernel give what comes next to another listener of the address,
-// and waits until what it had begun to give to l is there. With no other it does nothing.
+// and waits until what it had begun to give to l has been taken. With no other it does
+// nothing.
 func (s *server) turnAway(ctx context.Context, l *listener) error {
 	conn, err := nlconn.Open(s.netns, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
@@ -63,6 +62,7 @@ func (s *server) turnAway(ctx context.Context, l *listener) error {
 		if err = s.steer(ctx, l, sharing); err != nil {
 			return err
 		}
+		l.empty(ctx)
 		// If one has gone, or come, the places may have changed.
 		if sharing, err = l.sharing(ctx, conn); sharing == before {
 			break
@@ -183,6 +183,13 @@ func (s *server) isProbe(from netip.AddrPort) bool {
 	default: // told already
 	}
 	return true
+}
+
+// empty waits until all that has come has been taken.
+func (l *listener) empty(ctx context.Context) {
+	for l.queued() && ctx.Err() == nil {
+		pause(ctx, time.Millisecond)
+	}
 }
 
 // queued says whether something has come that has not been taken yet.

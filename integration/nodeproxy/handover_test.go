@@ -230,22 +230,6 @@ func TestHandoverInAnyOrder(t *testing.T) {
 	}
 }
 
-// Two of three end at the same time.
-func TestTwoHandOverAtOnce(t *testing.T) {
-	netlab.Kernel(t)
-	cfg := nodeproxy.Config{Drain: time.Minute}
-	p := newPod(t, cfg)
-	serveBytes(t, p.peer, "[::]:80")
-	all := []*node{p.node, p.successor(cfg), p.successor(cfg)}
-	tr := newTraffic(t)
-	tr.repeat(30, func() error { return ask(p.app, "10.0.0.2:80") })
-	all[0].stop()
-	all[1].stop()
-	all[0].end()
-	all[1].end()
-	tr.stop(t)
-}
-
 // A proxy that cannot serve a pod, and tries again and again, takes nothing from one
 // that can.
 func TestAProxyThatCannotServeTakesNothing(t *testing.T) {

@@ -1,9 +1,11 @@
 package nodeproxy
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -72,6 +74,40 @@ func TestSteer(t *testing.T) {
 				t.Errorf("of 20 connections each has got %v", got)
 			}
 		})
+	}
+}
+
+// When another one goes while what comes is being turned away, it is turned away anew.
+func TestTurnAwayWhileAnotherGoes(t *testing.T) {
+	netlab.Kernel(t)
+	netlab.CheckLeaks(t)
+	ns := netlab.NewNS(t, "pod")
+	servers := newServers(t, ns, 3)
+	s := servers[0]
+	l := s.listeners[slices.IndexFunc(s.listeners, func(l *listener) bool { return l.direction == hbone })]
+	done := make(chan error)
+	go func() { done <- s.turnAway(t.Context(), l) }()
+	netlab.Eventually(t, func() error { // the place that is tried is the last
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.probes) == 0 {
+			return errors.New("it has not begun")
+		}
+		return nil
+	})
+	servers[1].close() // so that there is no such place any more
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		conn, err := ns.Dial(t.Context(), "tcp", "127.0.0.1:15008")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	if got := arrived(t, servers, 20); got[2] != 20 {
+		t.Errorf("of 20 connections each has got %v", got)
 	}
 }
 
