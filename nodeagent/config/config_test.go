@@ -7,9 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"net/netip"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"net/netip"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
@@ -44,20 +45,24 @@ func TestDefaultRoundTrips(t *testing.T) {
 	}
 }
 
-// The default in the file and the default that the decision's own package has are
-// one thing.
+// The selectors that people who run ambient meshes know.
 func TestDefaultPolicyIsTheMeshes(t *testing.T) {
 	p, err := config.Default().Policy()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range intent.DefaultSelectors() {
-		got := p.Selectors[i]
-		if got.Pod.String() != want.Pod.String() || got.Namespace.String() != want.Namespace.String() {
-			t.Errorf("selector %d: %s in %s, want %s in %s", i, got.Pod, got.Namespace, want.Pod, want.Namespace)
-		}
+	var got []string
+	for _, s := range p.Selectors {
+		got = append(got, s.Pod.String()+" in "+s.Namespace.String())
 	}
-	if len(p.Selectors) != len(intent.DefaultSelectors()) || !p.CaptureDNS || p.ExcludeNamespaces[0] != "kube-system" {
+	want := []string{
+		"istio.io/dataplane-mode=ambient in ",
+		"istio.io/dataplane-mode notin (none) in istio.io/dataplane-mode=ambient",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("selectors (-want +got):\n%s", diff)
+	}
+	if !p.CaptureDNS || p.ExcludeNamespaces[0] != "kube-system" {
 		t.Errorf("default policy %+v", p)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
@@ -93,9 +94,14 @@ func inWorld(t *testing.T, story func(*world)) {
 
 // start runs an agent.
 func (w *world) start() {
-	var err error
+	c := config.Default()
+	c.ExistingConnections = w.existing
+	policy, err := c.Policy()
+	if err != nil {
+		w.t.Fatal(err)
+	}
 	w.r, err = New(Config{
-		Policy: intent.Policy{Selectors: intent.DefaultSelectors(), CaptureDNS: true, Existing: w.existing},
+		Policy: policy,
 		Source: w, Proxies: w, Records: w, Find: w.find, Gone: w.gone, Open: w.open, Search: w.search,
 		PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
 		ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,

@@ -139,20 +139,6 @@ type Redirect struct {
 	VirtualInterfaces []string
 }
 
-// DefaultSelectors returns the selectors of ambient meshes: the pod's own label,
-// or its namespace's unless the pod opts out.
-func DefaultSelectors() []Selector {
-	ambient := labels.SelectorFromSet(labels.Set{LabelMode: ModeAmbient})
-	notNone, err := labels.Parse(LabelMode + " notin (" + ModeNone + ")")
-	if err != nil {
-		panic(err) // constants
-	}
-	return []Selector{
-		{Pod: ambient, Namespace: labels.Everything()},
-		{Pod: notNone, Namespace: ambient},
-	}
-}
-
 // Decide decides about one pod.
 func (p Policy) Decide(pod Pod, ns Namespace) Decision {
 	if reason, message := p.excluded(pod); reason != "" {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 )
 
@@ -20,12 +21,13 @@ var (
 	none    = set{intent.LabelMode: intent.ModeNone}
 )
 
+// policy is that of a node whose configuration says nothing.
 func policy() intent.Policy {
-	return intent.Policy{
-		ExcludeNamespaces: []string{"kube-system"},
-		Selectors:         intent.DefaultSelectors(),
-		CaptureDNS:        true,
+	p, err := config.Default().Policy()
+	if err != nil {
+		panic(err) // constants
 	}
+	return p
 }
 
 func TestWhichPods(t *testing.T) {
