@@ -199,7 +199,7 @@ func (b *bencher) release(ctx context.Context) ([]Measure, error) {
 					return 0, err
 				}
 				defer hangUp()
-				return timed(func() error { return r.release(ctx, n) })
+				return timed(func() error { return r.release(ctx) })
 			})
 			return errors.Join(err, sink.Close())
 		})
@@ -210,7 +210,7 @@ func (b *bencher) release(ctx context.Context) ([]Measure, error) {
 	}}, err
 }
 
-func (r *redirection) release(ctx context.Context, n *netlab.NS) error {
+func (r *redirection) release(ctx context.Context) error {
 	marks, err := r.rules(ruleset.FormMarks)
 	if err != nil {
 		return err
@@ -218,15 +218,11 @@ func (r *redirection) release(ctx context.Context, n *netlab.NS) error {
 	if err := r.table.Apply(ctx, marks); err != nil {
 		return err
 	}
-	entries, err := conntrack.Open(n.Handle)
-	if err != nil {
-		return err
-	}
-	deleted, err := entries.DeleteCaptured(ctx)
+	deleted, err := conntrack.New(r.table.Netfilter()).DeleteCaptured(ctx)
 	if err == nil && deleted == 0 {
 		err = errors.New("no conntrack entry led to the proxy")
 	}
-	return errors.Join(err, entries.Close(), r.table.Remove(ctx), r.router.Remove(ctx))
+	return errors.Join(err, r.table.Remove(ctx), r.router.Remove(ctx))
 }
 
 // dialMany opens connections and returns how to close them.

@@ -106,10 +106,9 @@ func newStage(t *testing.T) *stage {
 	s.must(err)
 	s.routes, err = route.Open(s.pod.Handle)
 	s.must(err)
-	s.entries, err = conntrack.Open(s.pod.Handle)
-	s.must(err)
+	s.entries = conntrack.New(s.rules.Netfilter())
 	t.Cleanup(func() {
-		for _, c := range []interface{ Close() error }{s.rules, s.routes, s.entries} {
+		for _, c := range []interface{ Close() error }{s.rules, s.routes} {
 			s.must(c.Close())
 		}
 	})

@@ -28,24 +28,15 @@ import (
 
 	"github.com/fairlead-mesh/fairlead/iptables/nlconn"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
-	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 )
 
-// A Table is the connection tracking table of one network namespace, which its
-// socket keeps alive.
+// A Table is the connection tracking table of one network namespace.
 type Table struct{ conn *nlconn.Conn }
 
-// Open opens a namespace's table. The caller closes it, and keeps the Handle.
-func Open(h *netns.Handle) (*Table, error) {
-	conn, err := nlconn.Open(h, unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, err
-	}
-	return &Table{conn: conn}, nil
-}
-
-// Close gives the Table up. It is idempotent.
-func (t *Table) Close() error { return t.conn.Close() }
+// New borrows a netfilter socket in the namespace. One that is kept for the rules is
+// best: to open another and close it right after a transaction of nftables makes the
+// kernel wait until all of that transaction is done with, which takes 7 ms.
+func New(conn *nlconn.Conn) *Table { return &Table{conn} }
 
 // DeleteUncaptured is for the moment after redirects were put in place: it deletes
 // the entries that would go on without being redirected, UDP to port 53 and TCP of

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
+	"github.com/fairlead-mesh/fairlead/iptables/nlconn"
 )
 
 func TestMain(m *testing.M) { netlab.Main(m, 9) }
@@ -49,17 +50,22 @@ func newLab(t *testing.T) *lab {
 		add chain inet t zones { type filter hook output priority -300; }
 		add chain inet t out { type nat hook output priority -100; }
 		add rule inet t zones meta mark 0x539 udp dport 53 ct zone set 1`)
-	table, err := Open(l.pod.Handle)
+	l.table = tableOf(t, l.pod)
+	return l
+}
+
+func tableOf(t *testing.T, n *netlab.NS) *Table {
+	t.Helper()
+	conn, err := nlconn.Open(n.Handle, unix.NETLINK_NETFILTER)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.table = table
 	t.Cleanup(func() {
-		if err := table.Close(); err != nil {
+		if err := conn.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return l
+	return New(conn)
 }
 
 func (l *lab) nft(t *testing.T, commands string) {
@@ -295,12 +301,7 @@ func TestOtherNamespacesEntriesAreNotSeen(t *testing.T) {
 	netlab.Kernel(t)
 	l := newLab(t)
 	l.dial(t, "udp", dns4).asks(t, "upstream")
-	other, err := Open(l.peer.Handle)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = other.Close() }()
-	deletes(t, other.DeleteUncaptured, 0)
+	deletes(t, tableOf(t, l.peer).DeleteUncaptured, 0)
 	deletes(t, l.table.DeleteUncaptured, 1)
 }
 
@@ -313,10 +314,8 @@ func TestContextAndClose(t *testing.T) {
 	if n, err := l.table.DeleteUncaptured(ctx); n != 0 || !errors.Is(err, context.Canceled) {
 		t.Errorf("with an ended context: %d, %v", n, err)
 	}
-	for range 2 {
-		if err := l.table.Close(); err != nil {
-			t.Error(err)
-		}
+	if err := l.table.conn.Close(); err != nil {
+		t.Error(err)
 	}
 	if _, err := l.table.DeleteCaptured(t.Context()); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("after Close: %v", err)

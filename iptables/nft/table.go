@@ -38,6 +38,9 @@ func Open(h *netns.Handle) (*Table, error) {
 	return &Table{conn: conn}, nil
 }
 
+// Netfilter is the Table's socket, lent for what else there is to ask netfilter in the namespace.
+func (t *Table) Netfilter() *nlconn.Conn { return t.conn }
+
 // Close gives the socket up; it keeps the namespace alive until then. Calling it again does nothing.
 func (t *Table) Close() error { return t.conn.Close() }
 

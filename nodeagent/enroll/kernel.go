@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +33,8 @@ type netKernel struct {
 	watch  *watch.Watch
 	exempt []netip.Addr // peers whose connections are left alone
 
+	rerouted atomic.Bool // ip rules, routes or links may have changed since they were looked at
+
 	plan        *plan  // for what was wanted last
 	fingerprint string // of the rules last applied or found as wanted
 	generation  uint32 // the ruleset's number at that time
@@ -53,13 +56,19 @@ func (o Opener) Open(place sandbox.Place, changed func(by string)) (Kernel, erro
 		return nil, err
 	}
 	k := &netKernel{handle: handle, exempt: o.Exempt}
+	k.rerouted.Store(true)
 	if k.table, err = nft.Open(handle); err == nil {
 		if k.router, err = route.Open(handle); err == nil {
 			k.diag, err = sockets.Open(handle)
 		}
 	}
 	if err == nil {
-		k.watch, err = o.Watcher.Add(handle, func(c watch.Change) { changed(k.others(c.By)) })
+		k.watch, err = o.Watcher.Add(handle, func(c watch.Change) {
+			if c.What != watch.Ruleset {
+				k.rerouted.Store(true)
+			}
+			changed(k.others(c.By))
+		})
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot look into network namespace %s: %w", place.Path, err), k.Close())
@@ -140,28 +149,41 @@ func (k *netKernel) Apply(ctx context.Context, want ruleset.Config) error {
 }
 
 // Check looks at routes and rules, each whatever became of the other.
-func (k *netKernel) Check(ctx context.Context, want ruleset.Config) (string, error) {
+func (k *netKernel) Check(ctx context.Context, want ruleset.Config, depth Depth) (string, error) {
 	plan, err := k.build(want)
 	if err != nil {
 		return "", err
 	}
-	found, routeErr := k.router.Check(ctx, plan.routes)
-	diff, ruleErr := k.checkRules(ctx, plan)
-	drift := found.Drift
+	drift, routeErr := k.checkRoutes(ctx, plan, depth)
+	diff, ruleErr := k.checkRules(ctx, plan, depth)
 	if len(diff) > 0 {
 		drift = append(drift, diff.String())
 	}
 	return strings.Join(drift, "\n"), errors.Join(ruleErr, routeErr)
 }
 
+// checkRoutes reads the routes only if the kernel has told of a change since they were
+// last found as wanted.
+func (k *netKernel) checkRoutes(ctx context.Context, plan *plan, depth Depth) ([]string, error) {
+	changed := k.rerouted.Swap(false) // before they are read: what changes then is looked at next time
+	if !changed && depth == Changes {
+		return nil, nil
+	}
+	found, err := k.router.Check(ctx, plan.routes)
+	if err != nil || len(found.Drift) > 0 {
+		k.rerouted.Store(true)
+	}
+	return found.Drift, err
+}
+
 // checkRules reads the rules only if the kernel has counted a change since they
 // were last found as wanted.
-func (k *netKernel) checkRules(ctx context.Context, plan *plan) (ruleset.Diff, error) {
+func (k *netKernel) checkRules(ctx context.Context, plan *plan, depth Depth) (ruleset.Diff, error) {
 	generation, err := k.table.Generation()
 	if err != nil {
 		return nil, err
 	}
-	if generation == k.generation && plan.fingerprint == k.fingerprint {
+	if generation == k.generation && plan.fingerprint == k.fingerprint && depth == Changes {
 		return nil, nil
 	}
 	diff, err := k.table.Check(ctx, plan.rules)
@@ -175,11 +197,9 @@ func (k *netKernel) checkRules(ctx context.Context, plan *plan) (ruleset.Diff, e
 // proxy's ports goes first: a DNS socket in use would go on asking a dead port.
 func (k *netKernel) Remove(ctx context.Context) error {
 	k.fingerprint, k.generation = "", 0
+	_, err := conntrack.New(k.table.Netfilter()).DeleteCaptured(ctx)
 	return errors.Join(
-		k.withConntrack(func(t *conntrack.Table) error {
-			_, err := t.DeleteCaptured(ctx)
-			return err
-		}),
+		err,
 		k.table.Remove(ctx),
 		k.router.Remove(ctx),
 	)
@@ -187,18 +207,8 @@ func (k *netKernel) Remove(ctx context.Context) error {
 
 // Expel deletes the conntrack entries of what would go on past new redirects.
 func (k *netKernel) Expel(ctx context.Context) error {
-	return k.withConntrack(func(t *conntrack.Table) error {
-		_, err := t.DeleteUncaptured(ctx)
-		return err
-	})
-}
-
-func (k *netKernel) withConntrack(work func(*conntrack.Table) error) error {
-	t, err := conntrack.Open(k.handle)
-	if err != nil {
-		return err
-	}
-	return errors.Join(work(t), t.Close())
+	_, err := conntrack.New(k.table.Netfilter()).DeleteUncaptured(ctx)
+	return err
 }
 
 func (k *netKernel) Listeners(ctx context.Context) (status.Listeners, error) {

@@ -92,7 +92,7 @@ func TestKernelAppliesChecksAndRemoves(t *testing.T) {
 			t.Fatalf("%s: %v", form, err)
 		}
 		for range 2 { // read, then by number
-			if drift, err := k.Check(t.Context(), want); err != nil || drift != "" {
+			if drift, err := k.Check(t.Context(), want, Changes); err != nil || drift != "" {
 				t.Errorf("%s: %q, %v", form, drift, err)
 			}
 		}
@@ -123,6 +123,14 @@ func TestKernelSeesAndHealsDrift(t *testing.T) {
 		t.Fatal(err)
 	}
 	whole := kernelText(t, pod)
+	look := func(t *testing.T, depth Depth) string {
+		t.Helper()
+		drift, err := k.Check(t.Context(), want, depth)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return drift
+	}
 	for _, damage := range [][]string{
 		{"nft", "flush", "ruleset"},
 		{"nft", "flush", "table", "inet", "fairlead"},
@@ -131,13 +139,21 @@ func TestKernelSeesAndHealsDrift(t *testing.T) {
 		{"ip", "route", "flush", "table", "100"},
 	} {
 		t.Run(strings.Join(damage, " "), func(t *testing.T) {
-			if drift, err := k.Check(t.Context(), want); err != nil || drift != "" {
-				t.Fatalf("before the damage: %q, %v", drift, err)
+			for _, depth := range []Depth{Everything, Changes} {
+				if drift := look(t, depth); drift != "" {
+					t.Fatalf("before the damage: %q", drift)
+				}
 			}
 			netlab.MustRun(t, pod, damage[0], damage[1:]...)
-			drift, err := k.Check(t.Context(), want)
-			if err != nil || drift == "" {
-				t.Errorf("not seen: %v", err)
+			for began := time.Now(); look(t, Changes) == ""; time.Sleep(time.Millisecond) {
+				if time.Since(began) > 10*time.Second {
+					t.Fatal("not seen")
+				}
+			}
+			for _, depth := range []Depth{Everything, Changes} { // nor forgotten before it is put right
+				if look(t, depth) == "" {
+					t.Errorf("not seen at depth %d", depth)
+				}
 			}
 			if err := k.Apply(t.Context(), want); err != nil {
 				t.Fatal(err)
@@ -220,7 +236,7 @@ func TestKernelWithoutIPv6(t *testing.T) {
 	if err := k.Apply(t.Context(), full()); err != nil {
 		t.Fatal(err)
 	}
-	if drift, err := k.Check(t.Context(), full()); err != nil || drift != "" {
+	if drift, err := k.Check(t.Context(), full(), Changes); err != nil || drift != "" {
 		t.Errorf("%q, %v", drift, err)
 	}
 }

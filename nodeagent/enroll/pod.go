@@ -63,6 +63,7 @@ type progress struct {
 	noDNSFrom time.Time // since when
 	began     time.Time // when the capture was begun
 	checked   time.Time
+	inspectAt time.Time // when to look at everything again
 	repaired  int
 	repairs   []time.Time // the latest ones
 	logged    bool        // that the pod is not as it should be

@@ -48,7 +48,7 @@ type Kernel interface {
 	Apply(ctx context.Context, want ruleset.Config) error
 	// Check returns how the kernel differs from want; empty if it does not. What
 	// could not be looked at is an error, and does not keep the rest from being seen.
-	Check(ctx context.Context, want ruleset.Config) (drift string, err error)
+	Check(ctx context.Context, want ruleset.Config, depth Depth) (drift string, err error)
 	// Remove takes all of ours out of the namespace. Nothing to remove is success.
 	Remove(ctx context.Context) error
 	// Expel deletes the conntrack entries of what would go on past new redirects.
@@ -65,6 +65,16 @@ type Kernel interface {
 	Destroy(ctx context.Context, connections []sockets.Connection) (int, error)
 	Close() error
 }
+
+// A Depth is how closely a namespace is looked at.
+type Depth int
+
+const (
+	// Changes is to look at what has changed, by the kernel's own numbers and words.
+	Changes Depth = iota
+	// Everything is to look at all of it, whatever the kernel has said.
+	Everything
+)
 
 // Config is what a Reconciler needs. All of it is required.
 type Config struct {

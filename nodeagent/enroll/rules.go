@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"time"
@@ -60,9 +61,11 @@ func (p *pod) verify(ctx context.Context) error {
 	if err := p.expel(ctx); err != nil {
 		return err
 	}
-	drift, err := p.kernel.Check(ctx, p.applied)
+	depth := p.depth()
+	drift, err := p.kernel.Check(ctx, p.applied, depth)
 	if drift == "" && err == nil {
 		p.verified, p.checked = true, time.Now()
+		p.inspected(depth)
 	}
 	if drift == "" {
 		return err
@@ -83,6 +86,30 @@ func (p *pod) verify(ctx context.Context) error {
 	p.r.config.Metrics.repairs.Inc()
 	p.r.config.Logger.Warn("redirection put right", "pod", p.name(), "drift", drift, "by", p.culprit())
 	return err
+}
+
+// inspectEvery is of how many sweeps one looks at everything in a pod's namespace:
+// what changes without a notification is seen then.
+const inspectEvery = 60
+
+func (p *pod) depth() Depth {
+	if time.Now().Before(p.inspectAt) {
+		return Changes
+	}
+	return Everything
+}
+
+// inspected puts the next look at everything off. The first time it does so at random,
+// so that pods which were captured together have their looks apart.
+func (p *pod) inspected(depth Depth) {
+	if depth != Everything {
+		return
+	}
+	pause := inspectEvery * p.r.config.SweepInterval
+	if p.inspectAt.IsZero() {
+		pause = rand.N(pause)
+	}
+	p.inspectAt = time.Now().Add(pause)
 }
 
 // A fight is with somebody in the pod who changes the rules as often as they are put

@@ -119,7 +119,7 @@ func (s *space) Apply(_ context.Context, want ruleset.Config) error {
 	return nil
 }
 
-func (s *space) Check(_ context.Context, want ruleset.Config) (string, error) {
+func (s *space) Check(_ context.Context, want ruleset.Config, _ Depth) (string, error) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
 	if err := s.fail["check"]; err != nil {
