@@ -36,10 +36,14 @@ func (b *bencher) closeFull() {
 	}
 }
 
-// idle leaves an agent that has added all its pods in peace, and looks what it takes.
+// idle leaves an agent that has added all its pods in peace, so that it is done with
+// that, and looks what it takes.
 func (b *bencher) idle(ctx context.Context) ([]Measure, error) {
 	n, err := b.fullNode(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if err := rest(ctx, b.Sizes.Settle); err != nil {
 		return nil, err
 	}
 	share, err := n.share(ctx, b.Sizes.Settle)
@@ -50,7 +54,7 @@ func (b *bencher) idle(ctx context.Context) ([]Measure, error) {
 	if err != nil {
 		return nil, err
 	}
-	note := fmt.Sprintf("read %s after the last pod's ADD, not 60 s; no API, so no 5,000 pods in it", b.Sizes.Settle)
+	note := fmt.Sprintf("read %s after the last pod's ADD, not 60 s; no API, so no 5,000 pods in it", 2*b.Sizes.Settle)
 	of := fmt.Sprintf(" with %d pods", len(n.pods))
 	measures := []Measure{
 		{What: "resident memory" + of, Value: memory, Unit: "MiB", Budget: atMost(40), Note: note},
