@@ -52,7 +52,8 @@ lint: ## check style, generated code and the modules' tidiness
 
 # BENCH chooses rows (a regexp), BENCH_JSON names a file for machines.
 .PHONY: bench
-bench: build demo-parts ## measure the budgets, met or missed (root); CHECK=1 fails on a miss
+bench: root build demo-parts ## measure the budgets, met or missed (root); CHECK=1 fails on a miss; installs as test does
+	@integration/make/packages
 	@$(STATIC) -o bin/ ./integration/cmd/bench
 	@bin/bench $(if $(BENCH),-rows '$(BENCH)') $(if $(BENCH_JSON),-json '$(BENCH_JSON)') $(if $(CHECK),-check)
 
