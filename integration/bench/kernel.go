@@ -50,7 +50,7 @@ func (r *redirection) apply(ctx context.Context, form ruleset.Form) error {
 	if err != nil {
 		return err
 	}
-	if err := r.router.EnsureLoopback(ctx, 0); err != nil {
+	if err := r.router.EnsureLoopback(ctx); err != nil {
 		return err
 	}
 	if err := r.router.Apply(ctx, r.config); err != nil {

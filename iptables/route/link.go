@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -74,29 +73,14 @@ func hasIPv6(families []byte) (bool, error) {
 	return len(settings) >= 4*(disableIPv6+1) && binary.NativeEndian.Uint32(settings[4*disableIPv6:]) == 0, nil
 }
 
-// EnsureLoopback returns once lo is up: it waits for somebody else to bring it up,
-// as container runtimes do at the same time, and does so itself after wait.
-func (r *Router) EnsureLoopback(ctx context.Context, wait time.Duration) error {
-	patience := time.NewTimer(wait)
-	defer patience.Stop()
-	again := time.NewTicker(5 * time.Millisecond)
-	defer again.Stop()
-	for {
-		up, err := r.loopbackUp(ctx)
-		if err != nil {
-			return err
-		}
-		if up {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("cannot wait for lo: %w", ctx.Err())
-		case <-again.C:
-		case <-patience.C:
-			return r.bringUpLoopback(ctx)
-		}
+// EnsureLoopback brings lo up. Container runtimes do so at the same time, and do not
+// mind that it is up already.
+func (r *Router) EnsureLoopback(ctx context.Context) error {
+	up, err := r.loopbackUp(ctx)
+	if up || err != nil {
+		return err
 	}
+	return r.bringUpLoopback(ctx)
 }
 
 func (r *Router) loopbackUp(ctx context.Context) (bool, error) {

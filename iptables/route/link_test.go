@@ -1,12 +1,9 @@
 package route_test
 
 import (
-	"context"
-	"errors"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/iptables/route"
@@ -82,7 +79,7 @@ func TestEnsureLoopbackBringsItUp(t *testing.T) {
 		t.Errorf("Check with lo down: %q", report.Drift)
 	}
 	for range 2 { // the second time it is up
-		if err := r.EnsureLoopback(t.Context(), time.Millisecond); err != nil {
+		if err := r.EnsureLoopback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if !loopbackUp(t, n) {
@@ -94,30 +91,4 @@ func TestEnsureLoopbackBringsItUp(t *testing.T) {
 	}
 	apply(t, r, both)
 	wantState(t, n, ours4+ours6)
-}
-
-func TestEnsureLoopbackWaitsForSomebodyElse(t *testing.T) {
-	netlab.Kernel(t)
-	n, r := pod(t)
-	ip(t, n, "link set lo down")
-	done := make(chan error, 1)
-	go func() { done <- r.EnsureLoopback(t.Context(), time.Hour) }()
-	ip(t, n, "link set lo up")
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-}
-
-func TestEnsureLoopbackGivesUpWithItsContext(t *testing.T) {
-	netlab.Kernel(t)
-	n, r := pod(t)
-	ip(t, n, "link set lo down")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	if err := r.EnsureLoopback(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
-	if loopbackUp(t, n) {
-		t.Error("lo was brought up all the same")
-	}
 }

@@ -260,8 +260,8 @@ func TestQueuedBehindOthers(t *testing.T) {
 func TestAFailedAddIsRemembered(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.object("web", true)
-		w.proxySays(proxylink.NoProxy, "")
-		wantFailure(t, w.add("web", "c1"), status.NoProxy, "no node proxy")
+		w.proxySays(proxylink.NoProxy, "pid 7 is kept waiting")
+		wantFailure(t, w.add("web", "c1"), status.NoProxy, "connected to the agent: pid 7 is kept waiting")
 		got := w.r.Report()[0]
 		if got.State != status.Pending || got.Reason != status.NoProxy || !strings.Contains(got.Message, "last start failed") || got.Remedy == "" {
 			t.Errorf("got %+v", got)

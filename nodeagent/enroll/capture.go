@@ -107,7 +107,11 @@ func (p *pod) serve(ctx context.Context) (bool, outcome) {
 	case proxylink.Nacked, proxylink.Unsent:
 		return p.nacked(ctx, verdict)
 	case proxylink.NoProxy:
-		return p.unserved(ctx, outcome{reason: status.NoProxy, message: "no node proxy is connected to the agent"})
+		out := outcome{reason: status.NoProxy, message: "no node proxy is connected to the agent"}
+		if verdict.Text != "" {
+			out.message += ": " + verdict.Text
+		}
+		return p.unserved(ctx, out)
 	case proxylink.Queued:
 		return p.unserved(ctx, outcome{reason: status.Capturing, again: verdict.Recheck,
 			message: "the node proxy has not been told of the pod yet: it is busy with others"})

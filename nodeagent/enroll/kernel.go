@@ -126,14 +126,13 @@ func (k *netKernel) build(want ruleset.Config) (*plan, error) {
 }
 
 // Apply puts routes and rules in place, in this order: a mark without a route
-// loses packets. The runtime brings lo up at the same time as it executes us, and
-// does not mind that it is up already; a proxy cannot listen on ::1 before.
+// loses packets, and a proxy cannot listen on ::1 before lo is up.
 func (k *netKernel) Apply(ctx context.Context, want ruleset.Config) error {
 	plan, err := k.build(want)
 	if err != nil {
 		return err
 	}
-	if err := k.router.EnsureLoopback(ctx, 0); err != nil {
+	if err := k.router.EnsureLoopback(ctx); err != nil {
 		return err
 	}
 	if err := k.router.Apply(ctx, plan.routes); err != nil {
