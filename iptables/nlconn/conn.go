@@ -21,6 +21,8 @@
 //   - A dump that was interrupted by changes ([ErrInterrupted]) or lost for want of
 //     memory (ENOBUFS): both say so, neither passes for a complete answer.
 //   - One of several requests that belong together fails: none is done ([Conn.Batch]).
+//     One of several that have nothing to do with each other: the others are answered
+//     ([Conn.Gets]).
 package nlconn
 
 import (
