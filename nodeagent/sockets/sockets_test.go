@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 33) }
+func TestMain(m *testing.M) { netlab.Main(m, 34) }
 
 func open(t testing.TB, n *netlab.NS) *Conn {
 	t.Helper()
@@ -58,6 +58,7 @@ func wantListeners(t *testing.T, c *Conn, want Listeners) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	got.Identity = Identity{}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("listeners (-want +got):\n%s", diff)
 	}
@@ -189,6 +190,7 @@ func TestWhatIsADNSListener(t *testing.T) {
 			defer func() { _ = conn.Close() }()
 		}
 		got, err := open(t, n).Listeners(t.Context())
+		got.Identity = Identity{}
 		if err != nil || got != c.want {
 			t.Errorf("%s: %+v, %v; want %+v", name, got, err, c.want)
 		}
@@ -207,7 +209,7 @@ func TestProtocolThatTheKernelDoesNotTellAbout(t *testing.T) {
 	netlab.Kernel(t)
 	c := open(t, netlab.NewNS(t, "pod"))
 	for range 2 {
-		_, err := c.find(t.Context(), unix.IPPROTO_IGMP, netip.MustParseAddrPort("0.0.0.0:1"))
+		err := c.find(t.Context(), []place{{unix.IPPROTO_IGMP, netip.MustParseAddrPort("0.0.0.0:1")}}, make([]uint64, 1))
 		if err == nil || !strings.Contains(err.Error(), "inet_diag") {
 			t.Errorf("got %v, want an error that names the module", err)
 		}
