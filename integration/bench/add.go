@@ -188,8 +188,8 @@ type spending struct{ plugin, agent, proxy time.Duration }
 
 // spent is what was spent so far; of plugins, by those that have ended.
 func (n *node) spent() (spending, error) {
-	agent, agentErr := n.agent.cpu()
-	proxy, proxyErr := n.proxy.cpu()
+	agent, agentErr := cpuTime(n.agent)
+	proxy, proxyErr := cpuTime(n.proxy)
 	var children unix.Rusage
 	err := unix.Getrusage(unix.RUSAGE_CHILDREN, &children)
 	return spending{time.Duration(children.Utime.Nano() + children.Stime.Nano()), agent, proxy}, errors.Join(agentErr, proxyErr, err)

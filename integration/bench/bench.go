@@ -14,7 +14,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -189,29 +188,6 @@ func timed(work func() error) (time.Duration, error) {
 	began := time.Now()
 	err := work()
 	return time.Since(began), err
-}
-
-// errEnded is what waiting any longer does not mend.
-var errEnded = errors.New("the process has ended")
-
-// await asks every pause until there is no error, and gives up with the last one
-// after patience, or if it is errEnded.
-func await(ctx context.Context, patience, pause time.Duration, ask func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	tick := time.NewTicker(pause)
-	defer tick.Stop()
-	for {
-		err := ask()
-		if err == nil || errors.Is(err, errEnded) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(err, ctx.Err())
-		case <-tick.C:
-		}
-	}
 }
 
 // rest lets time pass.

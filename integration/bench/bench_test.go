@@ -6,12 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,18 +31,12 @@ func tiny() Sizes {
 func buildBinaries(t *testing.T) string {
 	t.Helper()
 	const dir = "/dev/shm" // /run may be too small; this mount is as private
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
+	if err := errors.Join(
+		unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"),
+		netlab.Build("../..", dir, "./nodeagent/cmd/fairlead", "./cni/cmd/fairlead-cni", "./integration/cmd/nodeproxy"),
+		netlab.Build("../cniplugins", dir+"/cni", "tool"),
+	); err != nil {
 		t.Fatal(err)
-	}
-	for module, packages := range map[string][]string{
-		"../..":         {"-o", dir + "/", "./nodeagent/cmd/fairlead", "./cni/cmd/fairlead-cni", "./integration/cmd/nodeproxy"},
-		"../cniplugins": {"-o", dir + "/cni/", "tool"},
-	} {
-		cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-buildvcs=false", "-trimpath", "-ldflags=-s -w"}, packages...)...)
-		cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", cmd, err, out)
-		}
 	}
 	return dir
 }
@@ -181,32 +173,5 @@ func TestRepeatLeavesTheWarmUpOut(t *testing.T) {
 	broken := errors.New("broken")
 	if _, err := repeat(t.Context(), 0, 2, func() (time.Duration, error) { return 0, broken }); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
-	}
-}
-
-func TestAwait(t *testing.T) {
-	not := errors.New("not yet")
-	for name, tt := range map[string]struct {
-		answers []error // the last one stays
-		want    error
-		took    time.Duration
-	}{
-		"at once":           {[]error{nil}, nil, 0},
-		"later":             {[]error{not, not, nil}, nil, 2 * time.Second},
-		"never":             {[]error{not}, not, 5 * time.Second},
-		"the process ended": {[]error{not, errEnded}, errEnded, time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				asked, began := 0, time.Now()
-				err := await(t.Context(), 5*time.Second+time.Millisecond, time.Second, func() error {
-					asked++
-					return tt.answers[min(asked, len(tt.answers))-1]
-				})
-				if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) || time.Since(began).Truncate(time.Second) != tt.took {
-					t.Errorf("got %v after %s, want %v after %s", err, time.Since(began), tt.want, tt.took)
-				}
-			})
-		})
 	}
 }

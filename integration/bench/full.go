@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/iptables/nft"
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
@@ -50,7 +51,7 @@ func (b *bencher) idle(ctx context.Context) ([]Measure, error) {
 	if err != nil {
 		return nil, err
 	}
-	memory, err := n.agent.memory()
+	memory, err := residentMemory(n.agent)
 	if err != nil {
 		return nil, err
 	}
@@ -60,13 +61,13 @@ func (b *bencher) idle(ctx context.Context) ([]Measure, error) {
 		{What: "resident memory" + of, Value: memory, Unit: "MiB", Budget: atMost(40), Note: note},
 		{What: "idle, a sweep every 10 s," + of, Value: share * 100, Unit: "% of a core", Budget: atMost(0.3)},
 	}
-	files, err := n.agent.files()
+	files, err := openFiles(n.agent)
 	return append(measures, Measure{What: "open files" + of, Value: files, Unit: "fds"}), err
 }
 
 // share is how much of a core the agent uses while time passes.
 func (n *node) share(ctx context.Context, d time.Duration) (float64, error) {
-	before, err := n.agent.cpu()
+	before, err := cpuTime(n.agent)
 	if err != nil {
 		return 0, err
 	}
@@ -74,7 +75,7 @@ func (n *node) share(ctx context.Context, d time.Duration) (float64, error) {
 	if err := rest(ctx, d); err != nil {
 		return 0, err
 	}
-	after, err := n.agent.cpu()
+	after, err := cpuTime(n.agent)
 	return float64(after-before) / float64(time.Since(began)), err
 }
 
@@ -113,15 +114,14 @@ func repaired(ctx context.Context, p *pod) (time.Duration, error) {
 		return 0, err
 	}
 	// What followed the repair before has to be over.
-	whole := func() error { return r.check(ctx) }
-	if err := await(ctx, 2*defaultSweep, time.Millisecond, whole); err != nil {
+	if err := netlab.Await(ctx, 2*defaultSweep, time.Millisecond, r.check); err != nil {
 		return 0, errors.Join(err, r.close())
 	}
 	if _, err := p.net.Run("nft", "flush", "ruleset"); err != nil {
 		return 0, errors.Join(err, r.close())
 	}
 	took, err := timed(func() error {
-		return await(ctx, 2*defaultSweep, 100*time.Microsecond, whole)
+		return netlab.Await(ctx, 2*defaultSweep, 100*time.Microsecond, r.check)
 	})
 	return took, errors.Join(err, r.close())
 }
@@ -145,18 +145,18 @@ func (b *bencher) agentStart(ctx context.Context) ([]Measure, error) {
 }
 
 func (n *node) snapshot(ctx context.Context) (time.Duration, error) {
-	n.agent.kill()
+	n.agent.Kill()
 	began := time.Now()
 	if err := n.startAgent(defaultSweep); err != nil {
 		return 0, err
 	}
 	var proxy *ztunnelproto.Conn
-	err := await(ctx, 20*time.Second, time.Millisecond, func() (err error) {
+	err := netlab.Await(ctx, 20*time.Second, time.Millisecond, func(ctx context.Context) (err error) {
 		proxy, err = ztunnelproto.Dial(ctx, n.proxySocket())
 		return err
 	})
 	if err != nil {
-		return 0, errors.Join(err, n.agent.alive())
+		return 0, errors.Join(err, n.agent.Alive())
 	}
 	defer func() { _ = proxy.Close() }() // all was said
 	if err := proxy.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
@@ -236,8 +236,8 @@ func (b *bencher) sweepOf(ctx context.Context, n *node, every time.Duration) ([]
 	of := fmt.Sprintf(" with %d pods", count)
 	measures := []Measure{wall, {What: "sweep: CPU time per pod" + of, Value: cpu / float64(count) * 1000, Unit: "µs"}}
 	if count == b.Sizes.More {
-		files, filesErr := n.agent.files()
-		memory, memoryErr := n.agent.memory()
+		files, filesErr := openFiles(n.agent)
+		memory, memoryErr := residentMemory(n.agent)
 		if err := errors.Join(filesErr, memoryErr); err != nil {
 			return measures, err
 		}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -26,8 +25,8 @@ const defaultSweep = 10 * time.Second
 // A node is an agent and a reference proxy that acks at once, in a directory.
 type node struct {
 	bin, dir string
-	agent    *process
-	proxy    *process
+	agent    *netlab.Process
+	proxy    *netlab.Process
 	client   agentapi.Client
 	pods     []*pod // that were added to it
 }
@@ -50,7 +49,7 @@ func (b *bencher) startNode(ctx context.Context, name string, known int) (*node,
 		err = n.startAgent(defaultSweep)
 	}
 	if err == nil {
-		n.proxy, err = launch(n.dir, "nodeproxy", filepath.Join(n.bin, "nodeproxy"),
+		n.proxy, err = netlab.Start(n.dir, "nodeproxy", filepath.Join(n.bin, "nodeproxy"),
 			"--zds", n.proxySocket(), "--admin", "", "--dns", "192.0.2.53") // nobody asks it
 	}
 	if err == nil {
@@ -78,22 +77,22 @@ sweepInterval: %s
 		return err
 	}
 	var err error
-	n.agent, err = launch(n.dir, "agent", filepath.Join(n.bin, "fairlead"), "agent",
+	n.agent, err = netlab.Start(n.dir, "agent", filepath.Join(n.bin, "fairlead"), "agent",
 		"--config", path, "--pods-from", filepath.Join(n.dir, "manifests"))
 	return err
 }
 
 // restartAgent kills the agent and starts another.
 func (n *node) restartAgent(sweep time.Duration) error {
-	n.agent.kill()
+	n.agent.Kill()
 	return n.startAgent(sweep)
 }
 
 // served waits until the agent answers, a proxy is connected and has acknowledged
 // every pod.
 func (n *node) served(ctx context.Context) error {
-	return await(ctx, 60*time.Second, 20*time.Millisecond, func() error {
-		if err := errors.Join(n.agent.alive(), n.proxy.alive()); err != nil {
+	return netlab.Await(ctx, 60*time.Second, 20*time.Millisecond, func(ctx context.Context) error {
+		if err := errors.Join(n.agent.Alive(), n.proxy.Alive()); err != nil {
 			return err
 		}
 		lines, connected, captured := 0, 0, 0
@@ -197,9 +196,9 @@ func (n *node) grow(ctx context.Context, count int) error {
 
 // close ends the processes; namespaces end with this one.
 func (n *node) close() error {
-	for _, p := range []*process{n.agent, n.proxy} {
+	for _, p := range []*netlab.Process{n.agent, n.proxy} {
 		if p != nil {
-			p.kill()
+			p.Kill()
 		}
 	}
 	var errs []error
@@ -209,68 +208,25 @@ func (n *node) close() error {
 	return errors.Join(errs...)
 }
 
-// A process is one of the node's daemons; what it prints goes to a log.
-type process struct {
-	name string
-	cmd  *exec.Cmd
-	log  string
-	done chan struct{} // closed when it has ended
-}
-
-func launch(dir, name, path string, args ...string) (*process, error) {
-	p := &process{name: name, cmd: exec.Command(path, args...), log: filepath.Join(dir, name+".log"), done: make(chan struct{})}
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = log.Close() }() // the daemon has its own
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("cannot start the %s: %w", name, err)
-	}
-	go func() {
-		_ = p.cmd.Wait() // how it ended is in ProcessState
-		close(p.done)
-	}()
-	return p, nil
-}
-
-// kill ends the process at once.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // has perhaps ended
-	<-p.done
-}
-
-// alive says how the process has ended, if it has, with its last words.
-func (p *process) alive() error {
-	select {
-	case <-p.done:
-		text, err := os.ReadFile(p.log)
-		return errors.Join(fmt.Errorf("%w: %s, %s: %s", errEnded, p.name, p.cmd.ProcessState, text[max(0, len(text)-500):]), err)
-	default:
-		return nil
-	}
-}
-
-// cpu is how long the process has run on a CPU so far.
-func (p *process) cpu() (time.Duration, error) {
+// cpuTime is how long the process has run on a CPU so far.
+func cpuTime(p *netlab.Process) (time.Duration, error) {
 	var t unix.Timespec
 	// The clock of another process, as clock_getcpuclockid makes it: CPUCLOCK_SCHED.
-	clock := int32(^p.cmd.Process.Pid<<3 | 2)
+	clock := int32(^p.PID()<<3 | 2)
 	if err := unix.ClockGettime(clock, &t); err != nil {
-		return 0, fmt.Errorf("cannot read the CPU time of the %s: %w", p.name, err)
+		return 0, fmt.Errorf("cannot read the CPU time of the %s: %w", p.Name, err)
 	}
 	return time.Duration(t.Nano()), nil
 }
 
-// files is how many descriptors the process has open.
-func (p *process) files() (float64, error) {
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+// openFiles is how many descriptors the process has open.
+func openFiles(p *netlab.Process) (float64, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
 	return float64(len(entries)), err
 }
 
-// memory is what the process has in memory, in MiB.
-func (p *process) memory() (float64, error) {
-	kib, err := statusKiB(p.cmd.Process.Pid, "VmRSS")
+// residentMemory is what the process has in memory, in MiB.
+func residentMemory(p *netlab.Process) (float64, error) {
+	kib, err := statusKiB(p.PID(), "VmRSS")
 	return kib / 1024, err
 }

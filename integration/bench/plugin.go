@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
 // plugin executes the plugin with the command VERSION, which is its cost to a pod
@@ -72,7 +74,7 @@ func peakMemory(ctx context.Context, cmd *exec.Cmd) (float64, error) {
 		return 0, err
 	}
 	var kib float64
-	stopped := await(ctx, 10*time.Second, time.Millisecond, func() (err error) {
+	stopped := netlab.Await(ctx, 10*time.Second, time.Millisecond, func(context.Context) (err error) {
 		if err := writing(cmd.Process.Pid); err != nil {
 			return err
 		}

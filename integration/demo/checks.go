@@ -248,7 +248,7 @@ func (s *story) untouched(p *pod) look {
 // settles waits until the agent's own view is the story's.
 func (s *story) settles(ctx context.Context, want map[string]string) error {
 	return await(ctx, func(ctx context.Context) error {
-		if err := s.agent.alive(); err != nil {
+		if err := s.agent.Alive(); err != nil {
 			return err
 		}
 		r, err := s.status(ctx)

@@ -23,6 +23,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
 // Exit codes of a run.
@@ -72,8 +74,8 @@ func (s *story) run(ctx context.Context, bin string) error {
 		return err
 	}
 	for _, fact := range [][2]string{
-		{"agent", fmt.Sprintf("fairlead agent, pid %d here; it reads the pods' manifests from a directory", s.agent.pid())},
-		{"proxy", fmt.Sprintf("nodeproxy, pid %d here: the reference node proxy, in ztunnel's place", s.proxy.pid())},
+		{"agent", fmt.Sprintf("fairlead agent, pid %d here; it reads the pods' manifests from a directory", s.agent.PID())},
+		{"proxy", fmt.Sprintf("nodeproxy, pid %d here: the reference node proxy, in ztunnel's place", s.proxy.PID())},
 		{"runtime", "libcni, with the list bridge (host-local) → fairlead-cni"},
 		{"outside", fmt.Sprintf("a web server at %s that tells its clients what it sees of them", s.outside())},
 		{"quicker", "shorter waits than the defaults: proxy 1s (5s), ack 2s (5s), releaseGrace 500ms (5s), sweepInterval 500ms (10s)"},
@@ -121,7 +123,7 @@ func (s *story) showLogs() {
 	}
 	for _, log := range append(logs, "/run/fairlead/cni.log") {
 		s.printf("\n%s\n", s.paint(dim, "last lines of "+filepath.Base(log)))
-		for _, line := range lastWords(log, 12) {
+		for _, line := range netlab.LastWords(log, 12) {
 			s.printf("   %s\n", line)
 		}
 	}
@@ -130,6 +132,12 @@ func (s *story) showLogs() {
 // waitPatience is how long one check, or one wait, may take; on a busy machine a CNI ADD
 // of 0.1 s takes seconds.
 const waitPatience = 15 * time.Second
+
+// await asks again and again until there is no error. When it has waited long enough
+// it returns the last one.
+func await(ctx context.Context, ask func(context.Context) error) error {
+	return netlab.Await(ctx, waitPatience, 20*time.Millisecond, ask)
+}
 
 // check looks, and prints and counts what came of it. It returns false if what stands
 // on it cannot be told.

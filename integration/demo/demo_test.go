@@ -26,23 +26,11 @@ func TestMain(m *testing.M) { netlab.Main(m, 11) }
 var binaries = sync.OnceValues(func() (string, error) {
 	// Each demo has a /run of its own, where t.TempDir is. This mount is private too.
 	const dir = "/dev/shm"
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
-		return "", err
-	}
-	for module, packages := range map[string][]string{
-		"../..": {
-			"-ldflags=-s -w -X main.version=v0-test", "-o", dir + "/",
-			"./nodeagent/cmd/fairlead", "./cni/cmd/fairlead-cni", "./integration/cmd/nodeproxy", "./integration/cmd/demo",
-		},
-		"../cniplugins": {"-ldflags=-s -w", "-o", dir + "/cni/", "tool"},
-	} {
-		cmd := exec.Command("go", append([]string{"build", "-buildvcs=false", "-trimpath"}, packages...)...)
-		cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%s: %w\n%s", cmd, err, out)
-		}
-	}
-	return dir, nil
+	return dir, errors.Join(
+		unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"),
+		netlab.Build("../..", dir, "./nodeagent/cmd/fairlead", "./cni/cmd/fairlead-cni", "./integration/cmd/nodeproxy", "./integration/cmd/demo"),
+		netlab.Build("../cniplugins", dir+"/cni", "tool"),
+	)
 })
 
 func command(t *testing.T, args ...string) *exec.Cmd {

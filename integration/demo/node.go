@@ -45,8 +45,8 @@ type node struct {
 	self    *netlab.NS
 	web     *web // outside the mesh
 	runtime *runtime
-	agent   *process
-	proxy   *process
+	agent   *netlab.Process
+	proxy   *netlab.Process
 	http    http.Client
 	pods    map[string]*pod
 
@@ -110,7 +110,7 @@ func startNode(ctx context.Context, bin string) (*node, error) {
 }
 
 func (n *node) startAgent() (err error) {
-	n.agent, err = launch(dir, "agent", filepath.Join(n.bin, "fairlead"), "agent",
+	n.agent, err = netlab.Start(dir, "agent", filepath.Join(n.bin, "fairlead"), "agent",
 		"--pods-from", filepath.Join(dir, "pods"), "--config", filepath.Join(dir, "config.yaml"))
 	return err
 }
@@ -129,14 +129,14 @@ func (n *node) nextAdmin() {
 // startProxy starts the node proxy, with the faults that are asked for.
 func (n *node) startProxy() (err error) {
 	args := append([]string{"--dns", gateway4.String(), "--admin", n.admin}, n.proxyFaults...)
-	n.proxy, err = launch(dir, "nodeproxy", filepath.Join(n.bin, "nodeproxy"), args...)
+	n.proxy, err = netlab.Start(dir, "nodeproxy", filepath.Join(n.bin, "nodeproxy"), args...)
 	return err
 }
 
 // awaitProxy waits until agent and proxy talk to each other.
 func (n *node) awaitProxy(ctx context.Context) error {
 	return await(ctx, func(ctx context.Context) error {
-		if err := errors.Join(n.agent.alive(), n.proxy.alive()); err != nil {
+		if err := errors.Join(n.agent.Alive(), n.proxy.Alive()); err != nil {
 			return err
 		}
 		report, err := n.status(ctx)
@@ -251,7 +251,7 @@ func (n *node) counters(ctx context.Context, p *pod) (relayed, error) {
 // proxyReady waits until the proxy says that it serves all that the agent wants.
 func (n *node) proxyReady(ctx context.Context) error {
 	return await(ctx, func(ctx context.Context) error {
-		if err := n.proxy.alive(); err != nil {
+		if err := n.proxy.Alive(); err != nil {
 			return err
 		}
 		return n.askProxy(ctx, "/healthz/ready", func(io.Reader) error { return nil })

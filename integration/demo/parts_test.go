@@ -3,12 +3,9 @@ package demo
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -26,53 +23,6 @@ func TestAnswerQuery(t *testing.T) {
 	}
 	if got := answerQuery(append(query[:12:12], 200, 1, 2), gateway4); got != nil {
 		t.Errorf("a label that is too long is answered: %q", got)
-	}
-}
-
-func TestAwait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tries := 0
-		if err := await(t.Context(), func(context.Context) error {
-			if tries++; tries < 3 {
-				return errors.New("not yet")
-			}
-			return nil
-		}); err != nil || tries != 3 {
-			t.Errorf("%v after %d tries", err, tries)
-		}
-		gone := hopeless{errors.New("it has ended")}
-		began := time.Now()
-		if err := await(t.Context(), func(context.Context) error { return gone }); err != gone || time.Since(began) > 0 {
-			t.Errorf("%v after %s", err, time.Since(began))
-		}
-		err := await(t.Context(), func(ctx context.Context) error {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return errors.New("the reason")
-		})
-		if err == nil || err.Error() != "the reason" || time.Since(began) != waitPatience {
-			t.Errorf("%v after %s", err, time.Since(began))
-		}
-	})
-}
-
-func TestLastWords(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "log")
-	if got := lastWords(path, 2); len(got) != 1 || !strings.Contains(got[0], "no such file") {
-		t.Errorf("without a file: %q", got)
-	}
-	for text, want := range map[string][]string{
-		"":                  {""},
-		"one\n":             {"one"},
-		"one\ntwo\nthree\n": {"two", "three"},
-	} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if got := lastWords(path, 2); !reflect.DeepEqual(got, want) {
-			t.Errorf("of %q: %q", text, got)
-		}
 	}
 }
 

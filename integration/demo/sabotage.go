@@ -122,17 +122,16 @@ func strayRule(_ context.Context, s *story) (mend, error) {
 
 // withoutAgent changes something in a pod that the agent would put right at once. To
 // mend it the agent goes on and does just that.
-func withoutAgent(s *story, n *netlab.NS, change func() error) (mend, error) {
+func withoutAgent(ctx context.Context, s *story, n *netlab.NS, change func() error) (mend, error) {
 	before, err := imprint(n)
 	if err != nil {
 		return nil, err
 	}
-	resume, err := s.agent.pause()
-	if err != nil {
+	if err := s.agent.Pause(ctx); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) error {
-		return errors.Join(resume(), await(ctx, func(context.Context) error {
+		return errors.Join(s.agent.Resume(), await(ctx, func(context.Context) error {
 			now, err := imprint(n)
 			if err == nil && now != before {
 				err = fmt.Errorf("the agent has not put the pod right: %s, before %s", now, before)
@@ -143,8 +142,8 @@ func withoutAgent(s *story, n *netlab.NS, change func() error) (mend, error) {
 }
 
 func flush(name string) commit {
-	return func(_ context.Context, s *story) (mend, error) {
-		return withoutAgent(s, s.pods[name].net, func() error {
+	return func(ctx context.Context, s *story) (mend, error) {
+		return withoutAgent(ctx, s, s.pods[name].net, func() error {
 			conn := &nftables.Conn{}
 			conn.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: tableName})
 			return conn.Flush()
@@ -152,14 +151,14 @@ func flush(name string) commit {
 	}
 }
 
-func dropDNSRules(_ context.Context, s *story) (mend, error) {
+func dropDNSRules(ctx context.Context, s *story) (mend, error) {
 	client := s.pods["client"].net
 	rules, err := ourRules(client)
 	if err != nil {
 		return nil, err
 	}
 	port := binary.BigEndian.AppendUint16(nil, dnsPort)
-	return withoutAgent(s, client, func() error {
+	return withoutAgent(ctx, s, client, func() error {
 		conn, found := &nftables.Conn{}, false
 		for _, rule := range rules {
 			for _, e := range rule.Exprs {
@@ -178,8 +177,8 @@ func dropDNSRules(_ context.Context, s *story) (mend, error) {
 	})
 }
 
-func dropIPRules(_ context.Context, s *story) (mend, error) {
-	return withoutAgent(s, s.pods["plain"].net, func() error {
+func dropIPRules(ctx context.Context, s *story) (mend, error) {
+	return withoutAgent(ctx, s, s.pods["plain"].net, func() error {
 		for _, family := range families() {
 			if err := netlink.RuleDel(returnRule(family)); err != nil {
 				return err
@@ -220,7 +219,7 @@ func rewriteSource(_ context.Context, s *story) (mend, error) {
 }
 
 func killProxy(ctx context.Context, s *story) (mend, error) {
-	return s.restartProxy, s.proxy.end(ctx, unix.SIGKILL)
+	return s.restartProxy, s.proxy.End(ctx, unix.SIGKILL)
 }
 
 func cutDrain(ctx context.Context, s *story) (mend, error) {
@@ -278,7 +277,7 @@ func withholdAcks(_ context.Context, s *story) (mend, error) {
 	s.proxyFaults = []string{"--fault-no-ack"}
 	return func(ctx context.Context) error {
 		s.proxyFaults = nil
-		if err := s.proxy.end(ctx, unix.SIGKILL); err != nil {
+		if err := s.proxy.End(ctx, unix.SIGKILL); err != nil {
 			return err
 		}
 		if err := s.restartProxy(ctx); err != nil {

@@ -10,12 +10,14 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
 func nothing(context.Context) error { return nil }
 
-func stopAgent(_ context.Context, s *story) (mend, error) {
-	return withoutAgent(s, s.pods["client"].net, func() error { return nil })
+func stopAgent(ctx context.Context, s *story) (mend, error) {
+	return withoutAgent(ctx, s, s.pods["client"].net, func() error { return nil })
 }
 
 // passConntrack takes what a pod sends past conntrack, and so past every redirect, as
@@ -56,7 +58,7 @@ func misspellConfig(_ context.Context, s *story) (mend, error) {
 
 // resetTraffic resets connections until one was open.
 func resetTraffic(ctx context.Context, s *story) (mend, error) {
-	return nothing, every(ctx, time.Millisecond, func(context.Context) error {
+	return nothing, netlab.Await(ctx, waitPatience, time.Millisecond, func(context.Context) error {
 		s.web.reset()
 		if len(s.traffic.failures()) == 0 {
 			return errors.New("no connection was reset")

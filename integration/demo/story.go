@@ -94,7 +94,7 @@ func (s *story) labelledWhileRunning(ctx context.Context) error {
 func (s *story) withoutProxy(ctx context.Context) error {
 	s.step(4, "No proxy: nothing starts in the clear, and we say why",
 		`The node proxy is stopped. Then the labelled pod "late" is to start, and later the proxy comes back.`)
-	if err := s.proxy.end(ctx, unix.SIGTERM); err != nil {
+	if err := s.proxy.End(ctx, unix.SIGTERM); err != nil {
 		return err
 	}
 	late, err := s.create("late", true)
@@ -170,7 +170,7 @@ func (s *story) agentKilled(ctx context.Context) error {
 	defer old.close()
 	s.traffic = begin(ctx, 2, s.trips(client)...)
 	defer func() { _ = s.traffic.stop() }() // a check has said what of it failed
-	if err := s.agent.end(ctx, unix.SIGKILL); err != nil {
+	if err := s.agent.End(ctx, unix.SIGKILL); err != nil {
 		return err
 	}
 	s.check(ctx, "while it is away pods stay captured", s.outbound(s.pods["late"]))

@@ -33,9 +33,7 @@ func (s *story) repaired(p *pod) look {
 			return "", err
 		}
 		flushed := time.Now()
-		ctx, cancel := context.WithTimeout(ctx, patience)
-		defer cancel()
-		err = every(ctx, time.Millisecond, func(context.Context) error {
+		err = netlab.Await(ctx, patience, time.Millisecond, func(context.Context) error {
 			now, err := ourRules(p.net)
 			if err == nil && len(now) < len(before) {
 				err = fmt.Errorf("%d of %d rules are there", len(now), len(before))
@@ -151,11 +149,21 @@ func (s *story) replaceProxy(ctx context.Context) error {
 	if err := s.proxyReady(ctx); err != nil {
 		return err
 	}
-	if err := old.end(ctx, s.goodbye); err != nil {
+	if err := old.End(ctx, s.goodbye); err != nil {
 		return err
 	}
-	if s.goodbye == unix.SIGTERM && !old.cmd.ProcessState.Success() {
-		return fmt.Errorf("the node proxy that was told to end did so badly: %s", old.cmd.ProcessState)
+	if s.goodbye == unix.SIGTERM && !old.State().Success() {
+		return fmt.Errorf("the node proxy that was told to end did so badly: %s", old.State())
 	}
 	return nil
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
 }

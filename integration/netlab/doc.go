@@ -1,6 +1,6 @@
 // Package netlab makes networks out of Linux network namespaces, for kernel tests
-// and for the demo: namespaces, veth pairs, switches, echo servers, and sockets
-// inside them.
+// and for the demo: namespaces, veth pairs, switches, echo servers, and sockets and
+// daemons inside them.
 //
 // Everything happens in network, mount and PID namespaces of the program's own:
 // [Isolate] executes the program once more in them, so that the machine's own
@@ -30,4 +30,6 @@
 //     FAIRLEAD_NO_SKIP=1 it fails, and the number that ran is compared with the
 //     number there should be.
 //   - A test leaves a file descriptor, and so a namespace, behind: [CheckLeaks].
+//   - A daemon that ends by itself, or does not end when it is told to: whoever waits
+//     for it gets an error with its last words, and does not wait any longer.
 package netlab
