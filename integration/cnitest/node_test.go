@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -34,14 +33,7 @@ var binary = sync.OnceValues(func() (string, error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "fairlead-cni")
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-ldflags=-s -w -X main.version=v0-test",
-		"-o", path, "github.com/fairlead-mesh/fairlead/cni/cmd/fairlead-cni")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("cannot build the plugin: %v\n%s", err, out)
-	}
-	return path, nil
+	return filepath.Join(dir, "fairlead-cni"), netlab.Build("../..", dir, "./cni/cmd/fairlead-cni")
 })
 
 func pluginPath(t *testing.T) string {
