@@ -160,19 +160,8 @@ func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 		delete(r.pods, uid)
 		return 0
 	}
-	if again := sooner(out.again, p.warn()); again > 0 && again < r.config.SweepInterval {
-		return again
-	}
-	return r.nextSweep()
-}
-
-// nextSweep is when a pod has its turn if nothing calls for one. Pods of which a turn
-// is due within the same part of a sweep have it together: to wake up for each costs
-// more than the turn.
-func (r *Reconciler) nextSweep() time.Duration {
-	const parts = 10
-	now, part := time.Now(), r.config.SweepInterval/parts
-	return now.Add(r.config.SweepInterval).Truncate(part).Sub(now)
+	p.sweepAt = time.Now().Add(r.config.SweepInterval)
+	return sooner(out.again, p.warn())
 }
 
 // current reports whether the call is about the pod's present sandbox.

@@ -24,9 +24,10 @@ type pod struct {
 	calls  []*call    // guarded by Reconciler.mu: not taken yet
 	report status.Pod // guarded by Reconciler.mu
 
-	changer string   // guarded by Reconciler.mu: who changed the namespace last
-	answers []answer // to the calls taken in this turn; the worker's
-	written []byte   // the record as it was written last; the worker's
+	sweepAt time.Time // guarded by Reconciler.mu: when the sweep gives it a turn
+	changer string    // guarded by Reconciler.mu: who changed the namespace last
+	answers []answer  // to the calls taken in this turn; the worker's
+	written []byte    // the record as it was written last; the worker's
 	progress
 }
 

@@ -98,7 +98,7 @@ type Config struct {
 	PodWait, ProxyWait, AckWait time.Duration
 	// How long, at least and at most, a released pod's connections go on.
 	ReleaseGrace, DrainTimeout time.Duration
-	// SweepInterval is how often a pod has a turn when nothing calls for one.
+	// SweepInterval is how often, at least, a pod has a turn when nothing calls for one.
 	SweepInterval time.Duration
 	// Workers bounds how many pods have their turn at once.
 	Workers int
@@ -163,6 +163,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	for range r.config.Workers {
 		group.Go(func() error { r.work(ctx, queue); return nil })
 	}
+	group.Go(func() error { r.sweep(ctx, queue); return nil })
 	group.Go(func() error { r.seek(ctx); return nil })
 	queue.Add(heartbeat)
 	<-ctx.Done()
@@ -195,6 +196,28 @@ func (r *Reconciler) work(ctx context.Context, queue workqueue.TypedDelayingInte
 			queue.AddAfter(uid, again)
 		}
 		queue.Done(uid)
+	}
+}
+
+// sweep gives pods a turn that have had none for a while. Pods of which one is due at
+// about the same time have it together: to wake up for each costs more than the turn.
+func (r *Reconciler) sweep(ctx context.Context, queue workqueue.TypedInterface[string]) {
+	part := r.config.SweepInterval / 10
+	tick := time.NewTicker(part)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			r.mu.Lock()
+			for uid, p := range r.pods {
+				if p.sweepAt.Before(now.Add(part)) {
+					queue.Add(uid)
+				}
+			}
+			r.mu.Unlock()
+		}
 	}
 }
 
