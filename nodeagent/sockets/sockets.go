@@ -1,10 +1,17 @@
 // Package sockets asks the kernel, over sock_diag, about the sockets in a pod's
-// network namespace: does a proxy listen there, how many connections does one still
-// carry, which connections of the app bypass it. Those it destroys on request.
+// network namespace: does a proxy listen there, does the app hold a port that a proxy
+// needs, how many connections does a proxy still carry, which connections of the app
+// bypass it. Those it destroys on request.
 //
 // Whether somebody listens is asked as the kernel asks itself when a packet comes
 // in, for one port and one address: a microsecond each, where a list of all sockets
 // walks the tables of the whole machine. [Listeners] of a pod take 0.012 ms.
+//
+// Whose a socket is the kernel does not say: [Conn.Squatters] looks through the open
+// files of the processes that live in the pod, if there is a socket at all. That takes
+// 0.07 ms, 0.001 more for each open file of the app's, and once a second at most a walk
+// of /proc for all pods together, 0.002 ms for each process of the node. A port that is
+// only bound, and not listened on, is not seen for TCP.
 //
 // A connection bypasses the proxy if it is open and no socket of the proxy's, which
 // the mark tells, mirrors it. That is read from the kernel alone, and so holds after
@@ -17,6 +24,11 @@
 //     listens: it is told apart, and is an error that names the module.
 //   - A socket that only looks like a listener: bound and not listening, bound to a
 //     device or to one address where all are needed, connected.
+//   - An app that listens beside a proxy, at one address or by SO_REUSEPORT, or on a
+//     socket with the proxy's mark, or calls itself something to spoil a terminal.
+//   - Processes that end while they are looked at, are hidden from us, or have more open
+//     files than are looked at: who is not seen is not accused. Nor is a proxy or an
+//     agent, whose threads enter the pod for a moment.
 //   - Connections of a proxy that is gone from them, which the kernel keeps for a
 //     minute: they do not hold up the end of a drain.
 //   - A connection that is being made, accepted or closed while the sockets are
