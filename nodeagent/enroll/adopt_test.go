@@ -255,8 +255,22 @@ func TestNoRecordCanBeWritten(t *testing.T) {
 	})
 }
 
+// Records that somebody removes are written again: the next agent finds all pods.
+func TestRecordsAreRemoved(t *testing.T) {
+	captured(t, func(w *world, _ *space) {
+		w.mu.Lock()
+		clear(w.records)
+		w.mu.Unlock()
+		w.pass(10 * time.Second)
+		w.wantDone()
+		w.restart()
+		w.wantDone(announced)
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
 func TestRecordDir(t *testing.T) {
-	dir := RecordDir(filepath.Join(t.TempDir(), "pods"))
+	dir := RecordDir(filepath.Join(t.TempDir(), "run", "pods"))
 	if records, err := dir.Load(); err != nil || len(records) != 0 {
 		t.Errorf("a directory that is not there: %v, %v", records, err)
 	}
@@ -273,9 +287,20 @@ func TestRecordDir(t *testing.T) {
 		Touched:  true, Older: true,
 		Applied: ruleset.Config{Form: ruleset.FormSYN, ProbeIPv4: ruleset.DefaultProbeIPv4, ProbeIPv6: ruleset.DefaultProbeIPv6, VirtualInterfaces: []string{"tap0"}},
 	}
-	for range 2 {
+	for _, gone := range []string{"", "", dir.file("uid-web"), string(dir), filepath.Dir(string(dir))} {
+		if gone != "" {
+			if err := os.RemoveAll(gone); err != nil {
+				t.Fatal(err)
+			}
+			if dir.Has("uid-web") {
+				t.Errorf("on record without %s", gone)
+			}
+		}
 		if err := dir.Save(want); err != nil {
 			t.Fatal(err)
+		}
+		if !dir.Has("uid-web") {
+			t.Errorf("not on record, though saved again when %s was removed", gone)
 		}
 	}
 	records, err := dir.Load()

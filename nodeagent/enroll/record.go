@@ -49,6 +49,8 @@ type Records interface {
 	// Load returns all that can be read, and what cannot, with which it is done.
 	Load() ([]Record, error)
 	Save(Record) error
+	// Has says whether a pod is on record, as far as a glance can tell.
+	Has(uid string) bool
 	// Delete forgets a pod; one that is not known is forgotten already.
 	Delete(uid string) error
 }
@@ -69,6 +71,12 @@ func (d RecordDir) Save(r Record) error {
 		return fmt.Errorf("cannot write a pod's record: %w", err)
 	}
 	return renameio.WriteFile(d.file(r.Attachment.UID), text, 0o600, renameio.WithTempDir(string(d)), renameio.WithStaticPermissions(0o600))
+}
+
+// Has looks for the file, which somebody may have removed, or the whole directory.
+func (d RecordDir) Has(uid string) bool {
+	_, err := os.Lstat(d.file(uid))
+	return err == nil
 }
 
 // Delete removes the file.
@@ -137,8 +145,8 @@ func (p *pod) record() Record {
 	}
 }
 
-// remember writes the pod's record, if it is different; before something is done
-// in its namespace, and at the end of each turn.
+// remember writes the pod's record, if it is different or was removed; before
+// something is done in its namespace, and at the end of each turn.
 func (p *pod) remember() {
 	if p.attachment == nil {
 		if p.written != nil {
@@ -155,7 +163,7 @@ func (p *pod) remember() {
 	}
 	record := p.record()
 	text, err := json.Marshal(record)
-	if err == nil && bytes.Equal(text, p.written) {
+	if err == nil && bytes.Equal(text, p.written) && p.r.config.Records.Has(p.uid) {
 		return
 	}
 	if err == nil {

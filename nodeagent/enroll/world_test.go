@@ -324,6 +324,13 @@ func (w *world) Save(r Record) error {
 	return nil
 }
 
+func (w *world) Has(uid string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, ok := w.records[uid]
+	return ok
+}
+
 func (w *world) Delete(uid string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
