@@ -30,4 +30,7 @@
 //   - A peer of another version; a request or answer that is cut off, followed by more
 //     bytes, too long, or not JSON; error texts of any length.
 //   - A run directory with the wrong mode; a ready file of an earlier boot.
+//   - A socket or a lock that is removed or replaced, or its directory: the agent sees
+//     it ([Listener.InPlace], [NodeLock.Keep]) and puts it there again. Clients that
+//     have connected are not lost. If another agent was faster, it has the node.
 package agentapi

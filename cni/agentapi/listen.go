@@ -1,152 +1,160 @@
 package agentapi
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
+// A Listener accepts clients at a path, and can be put there again.
+type Listener struct {
+	path string
+
+	mu     sync.Mutex
+	bound  []bound // the last one has the path; the others' clients come first
+	closed bool
+}
+
+type bound struct {
+	*net.UnixListener
+	file fs.FileInfo // of its socket; the kernel keeps the inode while it is open
+}
+
 // Listen makes socket's directory private to root, and listens. The socket is
 // bound under another name and renamed over a leftover one, so that there is no
 // moment without a socket. It stays behind when the listener is closed: a
 // client is refused then, and the next agent replaces it. Keeping a second agent
-// out is the caller's part, before Listen.
-func Listen(socket string) (*net.UnixListener, error) {
-	l, err := listen(socket)
-	if err != nil {
-		return nil, fmt.Errorf("cannot listen on %s: %v", socket, err)
+// out is the caller's part, before Listen and before Rebind: see Lock.
+func Listen(socket string) (*Listener, error) {
+	l := &Listener{path: socket}
+	if err := l.Rebind(); err != nil {
+		return nil, err
 	}
 	return l, nil
 }
 
-func listen(socket string) (*net.UnixListener, error) {
-	dir := filepath.Dir(socket)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(dir, 0o700); err != nil {
-		return nil, err
-	}
-	unborn := socket + "~"
-	if err := os.Remove(unborn); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: unborn, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	l.SetUnlinkOnClose(false)
-	err = os.Chmod(unborn, 0o600)
-	if err == nil {
-		err = os.Rename(unborn, socket)
-	}
-	if err != nil {
-		return nil, errors.Join(err, l.Close(), os.Remove(unborn))
-	}
-	return l, nil
+// InPlace says whether whoever dials the path reaches this listener: its file, or
+// the directory, may have been removed, or something else put there.
+func (l *Listener) InPlace() bool {
+	there, err := os.Lstat(l.path)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return err == nil && os.SameFile(there, l.bound[len(l.bound)-1].file)
 }
 
-// Peer is the process at the other end of a connection, as it was when it
-// connected.
-type Peer struct {
-	PID int32
-	UID uint32
-}
-
-// PeerOf asks the kernel (SO_PEERCRED) who is at the other end of c.
-func PeerOf(c *net.UnixConn) (Peer, error) {
-	raw, err := c.SyscallConn()
+// Rebind puts the listener at its path again, as Listen did. Clients that have
+// connected before are still accepted, before those that come now.
+func (l *Listener) Rebind() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return net.ErrClosed
+	}
+	fresh, err := bind(l.path)
 	if err != nil {
-		return Peer{}, fmt.Errorf("cannot read the peer's credentials: %v", err)
+		return fmt.Errorf("cannot listen on %s: %v", l.path, err)
 	}
-	var cred *unix.Ucred
-	var optErr error
-	err = raw.Control(func(fd uintptr) {
-		cred, optErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err := errors.Join(err, optErr); err != nil {
-		return Peer{}, fmt.Errorf("cannot read the peer's credentials: %v", err)
-	}
-	return Peer{PID: cred.Pid, UID: cred.Uid}, nil
-}
-
-// CheckPeer refuses every peer but root.
-func CheckPeer(c *net.UnixConn) error {
-	peer, err := PeerOf(c)
-	if err != nil {
-		return err
-	}
-	return peer.check()
-}
-
-func (p Peer) check() error {
-	if p.UID != 0 {
-		return fmt.Errorf("process %d of user %d may not talk to the agent, only root may", p.PID, p.UID)
+	l.bound = append(l.bound, fresh)
+	if n := len(l.bound); n > 1 {
+		// Wakes who waits for a client there. It fails only where nobody does.
+		_ = l.bound[n-2].SetDeadline(time.Unix(1, 0))
 	}
 	return nil
 }
 
-// ErrPeerGone is the cause of a context that WithPeer has ended.
-var ErrPeerGone = errors.New("the client closed its connection")
-
-// WithPeer returns a context that ends when the peer closes c, or sends more
-// than its one request; where that has happened already, it has ended. It is
-// called after ReadRequest and clears c's read deadline. stop must be called.
-func WithPeer(ctx context.Context, c *net.UnixConn) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	if !Waits(c) {
-		cancel(ErrPeerGone)
-		return ctx, func() {}
+func bind(socket string) (bound, error) {
+	dir := filepath.Dir(socket)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return bound{}, err
 	}
-	done := make(chan struct{})
-	// Setting a deadline fails on a closed connection only, where Read returns.
-	_ = c.SetReadDeadline(time.Time{})
-	go func() {
-		defer close(done)
-		_, err := c.Read(make([]byte, 1))
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			cancel(ErrPeerGone)
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return bound{}, err
+	}
+	unborn := socket + "~"
+	if err := os.Remove(unborn); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return bound{}, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: unborn, Net: "unix"})
+	if err != nil {
+		return bound{}, err
+	}
+	l.SetUnlinkOnClose(false)
+	err = os.Chmod(unborn, 0o600)
+	var file fs.FileInfo
+	if err == nil {
+		file, err = os.Lstat(unborn)
+	}
+	if err == nil {
+		err = os.Rename(unborn, socket)
+	}
+	if err != nil {
+		return bound{}, errors.Join(err, l.Close(), os.Remove(unborn))
+	}
+	return bound{l, file}, nil
+}
+
+// AcceptUnix waits for a client. They come in the order in which they have
+// connected. Only one goroutine may call it.
+func (l *Listener) AcceptUnix() (*net.UnixConn, error) {
+	for {
+		first, last := l.first()
+		if !last && !hasClient(first) {
+			l.done(first)
+			continue
 		}
-	}()
-	return ctx, func() {
-		_ = c.SetReadDeadline(time.Unix(1, 0))
-		<-done
-		cancel(context.Canceled)
+		conn, err := first.AcceptUnix()
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return conn, err
+		}
+		_ = first.SetDeadline(time.Time{}) // it fails on a closed one only, and so does the next accept
 	}
 }
 
-// Waits reports whether the peer is there and has sent nothing that is not read.
-func Waits(c *net.UnixConn) bool {
-	raw, err := c.SyscallConn()
+func (l *Listener) first() (first bound, last bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bound[0], len(l.bound) == 1
+}
+
+// done lets go of one that nobody can dial any more.
+func (l *Listener) done(b bound) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = b.Close()
+	l.bound = l.bound[1:]
+}
+
+// hasClient says whether somebody has connected and was not accepted yet.
+func hasClient(b bound) bool {
+	raw, err := b.SyscallConn()
 	if err != nil {
 		return false
 	}
-	quiet := false
-	err = raw.Control(func(fd uintptr) { quiet = nothingToRead(fd) })
-	return err == nil && quiet
+	ready := 0
+	err = raw.Control(func(fd uintptr) {
+		ready, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	})
+	return err == nil && ready > 0
 }
 
-// Await waits until there is something to read, be it the end, or until c's read
-// deadline. It reads nothing.
-func Await(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
+// Close may be called more than once. The socket file stays.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil
 	}
-	return raw.Read(func(fd uintptr) bool { return !nothingToRead(fd) })
-}
-
-func nothingToRead(fd uintptr) bool {
-	for {
-		_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		if !errors.Is(err, unix.EINTR) {
-			return errors.Is(err, unix.EAGAIN)
-		}
+	l.closed = true
+	var errs []error
+	for _, b := range l.bound {
+		errs = append(errs, b.Close())
 	}
+	return errors.Join(errs...)
 }

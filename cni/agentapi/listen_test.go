@@ -352,23 +352,6 @@ func TestReady(t *testing.T) {
 	}
 }
 
-func TestLastSeen(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "agent.sock")
-	if got := LastSeen(socket); !got.IsZero() {
-		t.Errorf("an agent that never was has been seen at %v", got)
-	}
-	if err := os.WriteFile(LockFile(socket), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	want := time.Unix(1_900_000_000, 0)
-	if err := os.Chtimes(LockFile(socket), want, want); err != nil {
-		t.Fatal(err)
-	}
-	if got := LastSeen(socket); !got.Equal(want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-}
-
 func modes(t *testing.T, want map[string]fs.FileMode) {
 	t.Helper()
 	for name, mode := range want {

@@ -14,7 +14,7 @@ import (
 // agent stands in for the node's agent, on the real socket.
 type agent struct {
 	t        *testing.T
-	listener *net.UnixListener
+	listener *agentapi.Listener
 	answer   answer
 	stopped  context.CancelFunc
 	all      sync.WaitGroup

@@ -71,7 +71,7 @@ func New(c Config) (*Server, error) {
 }
 
 // Run answers the clients of l until ctx is done, and closes l.
-func (s *Server) Run(ctx context.Context, l *net.UnixListener) error {
+func (s *Server) Run(ctx context.Context, l *agentapi.Listener) error {
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	var serving sync.WaitGroup
 	defer serving.Wait()

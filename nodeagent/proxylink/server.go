@@ -34,8 +34,8 @@
 //   - A process of another user that connects: refused.
 //   - No file descriptor to accept a connection with: said, and tried again.
 //   - A socket file, or its directory, that is removed or replaced: bound again
-//     within a second, and the connections there are go on.
-//   - A second agent on the node: kept out by [Lock].
+//     within a second, and the connections there are go on. A second agent is the
+//     caller's to keep out.
 package proxylink
 
 import (

@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/iptables/watch"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
@@ -149,21 +148,17 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 
 // run runs the agent until ctx is done or a part of it fails.
 func (a *agent) run(ctx context.Context) error {
-	lock, err := proxylink.Lock(a.config.File("lock"))
+	socket := a.config.File("agent.sock")
+	dir, err := openRunDir(socket, func() { a.reconciler.Wake("") }, a.logger)
 	if err != nil {
 		return err
 	}
-	defer closeQuietly(lock)
+	defer closeQuietly(dir)
 	var health net.Listener
 	if a.config.HTTPAddress != "" {
 		if health, err = metrics.Listen(ctx, a.config.HTTPAddress); err != nil {
 			return err
 		}
-	}
-	socket := a.config.File("agent.sock")
-	listener, err := agentapi.Listen(socket)
-	if err != nil {
-		return err
 	}
 	a.logger.Info("agent started", "version", version, "pods", a.source, "socket", socket, "proxySocket", a.config.ProxySocket)
 
@@ -172,9 +167,9 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { return a.watcher.Run(ctx) })
 	group.Go(func() error { return a.proxies.Run(ctx) })
 	group.Go(func() error { return a.pods.Run(ctx) })
-	group.Go(func() error { return a.plugins.Run(ctx, listener) })
-	group.Go(func() error { return a.signOfLife(ctx) })
-	group.Go(func() error { return a.announceReady(ctx) })
+	group.Go(func() error { return a.plugins.Run(ctx, dir.listener) })
+	group.Go(func() error { return dir.run(ctx) })
+	group.Go(func() error { return a.announceReady(ctx, dir) })
 	if health != nil {
 		group.Go(func() error {
 			return metrics.Run(ctx, health, metrics.Config{
@@ -200,7 +195,7 @@ func (a *agent) podsChanged() {
 // announceReady waits until the node's pods are known: those of the source, and
 // those that an earlier agent has left, looked at. Then proxies may be told of
 // them, and the runtime may be told that we are here.
-func (a *agent) announceReady(ctx context.Context) error {
+func (a *agent) announceReady(ctx context.Context, dir *runDir) error {
 	for _, known := range []<-chan struct{}{a.synced, a.reconciler.Adopted()} {
 		select {
 		case <-ctx.Done():
@@ -210,18 +205,8 @@ func (a *agent) announceReady(ctx context.Context) error {
 	}
 	a.reconciler.Seek(ctx)
 	a.proxies.Open()
-	for {
-		err := agentapi.MarkReady(a.config.File("agent.sock"))
-		if err == nil {
-			return nil
-		}
-		a.logger.Error("cannot tell the runtime that the agent is ready", "error", err)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(signOfLifeEvery):
-		}
-	}
+	dir.announceReady()
+	return nil
 }
 
 // ready says why the agent is not ready, or nil. It does not wait for a proxy:
@@ -241,27 +226,6 @@ func (a *agent) ready() error {
 		}
 	}
 	return nil
-}
-
-// signOfLifeEvery is how young the time of the lock file is kept.
-const signOfLifeEvery = 10 * time.Second
-
-// signOfLife keeps the time of the lock file young; the plugin shows it when the
-// agent does not answer.
-func (a *agent) signOfLife(ctx context.Context) error {
-	tick := time.NewTicker(signOfLifeEvery)
-	defer tick.Stop()
-	for {
-		now := time.Now()
-		if err := os.Chtimes(a.config.File("lock"), now, now); err != nil {
-			a.logger.Warn("cannot renew the lock file's time", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
 }
 
 // proxyPIDs are the processes whose network namespaces are no pod's.

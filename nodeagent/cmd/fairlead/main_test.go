@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 5) }
+func TestMain(m *testing.M) { netlab.Main(m, 7) }
 
 // run executes a command line and returns what it printed.
 func run(ctx context.Context, args ...string) (string, error) {
@@ -34,14 +34,15 @@ func run(ctx context.Context, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// settings is the configuration of an agent that shares nothing.
-func settings(t *testing.T) (config.Config, string) {
+// settings is the configuration of an agent that shares nothing; more are lines of
+// its file.
+func settings(t *testing.T, more ...string) (config.Config, string) {
 	t.Helper()
 	dir := t.TempDir()
 	c := config.Default()
 	c.RunDir, c.ProxySocket, c.HTTPAddress = filepath.Join(dir, "run"), filepath.Join(dir, "zds", "ztunnel.sock"), ""
 	text := "apiVersion: " + config.APIVersion + "\nkind: " + config.Kind + "\nrunDir: " + c.RunDir +
-		"\nproxySocket: " + c.ProxySocket + "\nhttpAddress: \"\"\n"
+		"\nproxySocket: " + c.ProxySocket + "\nhttpAddress: \"\"\n" + strings.Join(more, "\n") + "\n"
 	file := filepath.Join(dir, "config.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
