@@ -196,7 +196,7 @@ status: {startTime: yesterday}
 	want := `unknown field "metadata.lables" (did you mean "labels"?)
 spec.containers[0].ports[0].containerPort: "80" is not a number that fits here
 unknown field "spec.nonsense"
-status.startTime: "yesterday" is not a Time`
+status.startTime: "yesterday" is not a time such as 2026-01-02T15:04:05Z`
 	if got := decode(t, wrong, &pod); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}

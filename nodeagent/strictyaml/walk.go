@@ -129,6 +129,8 @@ func describe(t reflect.Type, text json.RawMessage) string {
 	switch t {
 	case reflect.TypeFor[metav1.Duration]():
 		return "a duration such as 10s or 1m30s"
+	case reflect.TypeFor[metav1.Time]():
+		return "a time such as 2026-01-02T15:04:05Z"
 	case reflect.TypeFor[slog.Level]():
 		return "debug, info, warn or error"
 	case reflect.TypeFor[netip.Addr]():
