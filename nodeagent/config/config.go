@@ -54,6 +54,9 @@ type Config struct {
 	ProxySocket string `json:"proxySocket"`
 	// HTTPAddress serves /metrics, /readyz and /livez; empty serves none of them.
 	HTTPAddress string `json:"httpAddress"`
+	// CNICache is where libcni keeps the results of ADDs, by which pods that started
+	// before the agent are found. It is the runtime's to choose.
+	CNICache string `json:"cniCache"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel slog.Level `json:"logLevel"`
 
@@ -66,6 +69,10 @@ type Config struct {
 	// ExistingConnections says what becomes of connections that are older than a pod's
 	// capture: reset, keep, or, left out, by their cause.
 	ExistingConnections intent.Existing `json:"existingConnections,omitempty"`
+	// Installed is when Fairlead was installed on this cluster, as 2026-01-02T15:04:05Z:
+	// what started later has been promised capture, and its connections that are older
+	// than that are reset if it ran before the agent did. Left out, it is not known.
+	Installed metav1.Time `json:"installed,omitzero"`
 	// ProbeAddresses are the kubelet's source addresses as captured pods see them.
 	ProbeAddresses ProbeAddresses `json:"probeAddresses"`
 
@@ -111,6 +118,7 @@ func Default() Config {
 		RunDir:            "/run/fairlead",
 		ProxySocket:       ztunnelproto.DefaultSocket,
 		HTTPAddress:       ":15014",
+		CNICache:          "/var/lib/cni/results",
 		LogLevel:          slog.LevelInfo,
 		ExcludeNamespaces: []string{"kube-system"},
 		EnablementSelectors: []Selector{
@@ -209,6 +217,8 @@ func (c Config) Validate() error {
 		policyErr,
 		socket("runDir", c.RunDir, c.File("agent.sock")),
 		socket("proxySocket", c.ProxySocket, c.ProxySocket),
+		absolute("cniCache", c.CNICache),
+		past("installed", c.Installed),
 		family("probeAddresses.ipv4", c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv4.Is4(), "IPv4"),
 		family("probeAddresses.ipv6", c.ProbeAddresses.IPv6, c.ProbeAddresses.IPv6.Is6() && !c.ProbeAddresses.IPv6.Is4In6(), "IPv6"),
 		wait("waits.pod", c.Waits.Pod, 0),
@@ -270,11 +280,25 @@ const maxSocketPath = 103
 
 // socket checks the field's value and the socket's path that follows from it.
 func socket(field, value, path string) error {
-	if !filepath.IsAbs(value) {
-		return fmt.Errorf("%s: %q is not an absolute path", field, value)
+	if err := absolute(field, value); err != nil {
+		return err
 	}
 	if n := len(path); n > maxSocketPath {
 		return fmt.Errorf("%s: the path of the socket %s has %d bytes, the most is %d: choose a shorter one", field, path, n, maxSocketPath)
+	}
+	return nil
+}
+
+func absolute(field, path string) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("%s: %q is not an absolute path", field, path)
+	}
+	return nil
+}
+
+func past(field string, t metav1.Time) error {
+	if now := time.Now(); t.After(now) {
+		return fmt.Errorf("%s: %s is in the future; on this node it is %s", field, t.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

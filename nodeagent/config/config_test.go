@@ -70,6 +70,8 @@ func TestDefaultPolicyIsTheMeshes(t *testing.T) {
 func TestValues(t *testing.T) {
 	got, err := config.Parse([]byte(head + `
 runDir: /run/other
+cniCache: /var/lib/other/results
+installed: 2026-01-02T15:04:05+01:00
 logLevel: debug
 dnsCapture: false
 excludeNamespaces: []
@@ -82,6 +84,9 @@ waits: {proxy: 250ms}
 	}
 	if got.File("lock") != "/run/other/lock" || got.LogLevel.String() != "DEBUG" || got.DNSCapture || len(got.ExcludeNamespaces) != 0 {
 		t.Errorf("got %+v", got)
+	}
+	if got.CNICache != "/var/lib/other/results" || !got.Installed.Time.Equal(time.Date(2026, 1, 2, 14, 4, 5, 0, time.UTC)) {
+		t.Errorf("cniCache %q, installed %s", got.CNICache, got.Installed)
 	}
 	if got.Waits.Proxy.Duration != 250*time.Millisecond || got.Waits.Pod.Duration != 5*time.Second {
 		t.Errorf("waits %+v: the one that is named changes, the others keep their default", got.Waits)
@@ -116,6 +121,12 @@ func TestRefusals(t *testing.T) {
 		"field twice":         {head + "runDir: /a\nrunDir: /b\n", `line 4: the field "runDir" stands here for the second time`},
 		"existing":            {head + "existingConnections: drop\n", `existingConnections: "drop" is neither reset nor keep`},
 		"relative path":       {head + "runDir: run\n", `runDir: "run" is not an absolute path`},
+		"relative cache":      {head + "cniCache: results\n", `cniCache: "results" is not an absolute path`},
+		"no cache":            {head + "cniCache: ''\n", `cniCache: "" is not an absolute path`},
+		"installed one day":   {head + "installed: last year\n", `installed: "last year" is not a time such as 2026-01-02T15:04:05Z`},
+		"installed on a date": {head + "installed: 2026-01-02\n", `installed: "2026-01-02" is not a time such as 2026-01-02T15:04:05Z`},
+		"installed at a time": {head + "installed: 1767366245\n", `installed: 1767366245 is not a time such as`},
+		"not yet installed":   {head + "installed: 2999-01-02T15:04:05+01:00\n", "installed: 2999-01-02T14:04:05Z is in the future; on this node it is 2"},
 		"wrong type":          {head + "dnsCapture: 3\n", "dnsCapture: 3 is not true or false"},
 		"text for a list":     {head + "excludeNamespaces: kube-system\n", `excludeNamespaces: "kube-system" is not a list`},
 		"label of other type": {head + "enablementSelectors: [{podSelector: {matchLabels: {a: on}}}]\n", "podSelector.matchLabels[a]: true is not a string: put it in quotes"},
@@ -157,6 +168,8 @@ runDir: run
 runDir: run
 loglevel: debug
 proxySocket: sock
+cniCache: cache
+installed: 2999-01-02T15:04:05Z
 dnsCapture: perhaps
 probeAddresses: {ipv4: x, ipv6: y}
 waits: {ack: 1h, pdo: 1s}
@@ -164,7 +177,7 @@ enablementSelectors: [{podSelector: {matchLabels: {a: ";"}}}, {namespaceSelector
 sweepInterval: often
 `))
 	for _, field := range []string{
-		`"runDir" stands here for the second time`, "runDir: ", "loglevel", "proxySocket", "dnsCapture", "probeAddresses.ipv4", "probeAddresses.ipv6",
+		`"runDir" stands here for the second time`, "runDir: ", "loglevel", "proxySocket", "cniCache", "installed", "dnsCapture", "probeAddresses.ipv4", "probeAddresses.ipv6",
 		"waits.ack", "waits.pdo", "enablementSelectors[0]", "enablementSelectors[1]", "sweepInterval",
 	} {
 		if err == nil || !strings.Contains(err.Error(), field) {

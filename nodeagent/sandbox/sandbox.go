@@ -67,7 +67,7 @@ type Place struct {
 // A Finder finds and opens pods' network namespaces. Its fields are not changed once
 // it is in use.
 type Finder struct {
-	// CNICache is where libcni keeps the results of ADDs.
+	// CNICache is where libcni keeps the results of ADDs; nowhere, unless it is set.
 	CNICache string
 	// Proc is where the node's processes are seen.
 	Proc string
@@ -81,7 +81,7 @@ type Finder struct {
 // New returns a Finder that refuses the calling process's own namespace, which on
 // a node is the host's, and that of the machine's first process.
 func New() (*Finder, error) {
-	f := &Finder{CNICache: "/var/lib/cni/results", Proc: "/proc", node: map[netns.ID]string{}}
+	f := &Finder{Proc: "/proc", node: map[netns.ID]string{}}
 	for _, path := range []string{"/proc/1/ns/net", "/proc/thread-self/ns/net"} {
 		h, err := netns.Open(path)
 		if err != nil {

@@ -124,7 +124,7 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	}); err != nil {
 		return nil, err
 	}
-	finder.Proxies = a.proxyPIDs
+	finder.Proxies, finder.CNICache = a.proxyPIDs, c.CNICache
 	if a.watcher, err = watch.New(); err != nil {
 		return nil, err
 	}

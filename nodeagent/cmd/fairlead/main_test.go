@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -21,7 +22,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 7) }
+func TestMain(m *testing.M) { netlab.Main(m, 8) }
 
 // run executes a command line and returns what it printed.
 func run(ctx context.Context, args ...string) (string, error) {
@@ -130,6 +131,29 @@ func TestSecondAgentIsKeptOut(t *testing.T) {
 	if _, err := run(t.Context(), "agent", "--config", file, "--pods-from", pods); err == nil || !strings.Contains(err.Error(), "another agent") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// A pod that the agent was not told of is found where the configuration says.
+func TestAgentFindsPodsInTheCache(t *testing.T) {
+	netlab.Kernel(t)
+	cache, pods := t.TempDir(), t.TempDir()
+	c, file := settings(t, "cniCache: "+cache)
+	pod := netlab.NewNS(t, "pod")
+	entry := fmt.Sprintf(`{"kind":"cniCacheV1","containerId":"c1","ifName":"eth0","netns":%q,"cniArgs":[["K8S_POD_UID","u1"]]}`, pod.Path)
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(cache, "net-c1-eth0"), []byte(entry), 0o600),
+		os.WriteFile(filepath.Join(pods, "web.yaml"), []byte(strings.Replace(manifest, "{name: web", "{uid: u1, name: web", 1)), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	start(t, file, pods)
+	netlab.Eventually(t, func() error {
+		out, err := run(t.Context(), "status", "-o", "json", "--run-dir", c.RunDir)
+		if want := `"source": "libcni cache"`; !strings.Contains(out, want) {
+			return fmt.Errorf("status does not show %s: %v\n%s", want, err, out)
+		}
+		return nil
+	})
 }
 
 func TestAgentThatCannotRunSaysWhy(t *testing.T) {
