@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -161,6 +162,26 @@ func TestParseMount(t *testing.T) {
 		inode, path, ok := parseMount(line)
 		if ok != (want.path != "") || (ok && (inode != want.inode || path != want.path)) {
 			t.Errorf("%s: %d %q %v; want %+v", line, inode, path, ok, want)
+		}
+	}
+}
+
+// A process may call itself whatever it likes.
+func TestParseStart(t *testing.T) {
+	rest := " S 1 1 1 0 -1 4194560 103 0 0 0 0 0 0 0 20 0 1 0 %d 3170304 288 18446744073709551615\n"
+	for stat, want := range map[string]string{
+		"20 (cat)" + fmt.Sprintf(rest, 123456):                 "20m34.56s true",
+		"20 (a) R 2 (b) c)" + fmt.Sprintf(rest, 7):             "70ms true",
+		"20 ()" + fmt.Sprintf(rest, 0):                         "0s true",
+		"20 (cat)" + fmt.Sprintf(rest, -1):                     "0s false",
+		"20 (cat)" + fmt.Sprintf(rest, 1<<40):                  "0s false",
+		"20 (cat) S 1 1 1 0 -1 4194560 103 0 0 0 0 0 0 0 20 0": "0s false",
+		"20 (cat": "0s false",
+		"":        "0s false",
+	} {
+		since, ok := parseStart(stat)
+		if got := fmt.Sprintf("%v %v", since, ok); got != want {
+			t.Errorf("%q: got %s, want %s", stat, got, want)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -65,15 +66,49 @@ func (p process) open(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), filepath.Join(p.dir.Name(), name)), nil
 }
 
-// cgroup reads the process's cgroup file.
-func (p process) cgroup() (string, error) {
+// read reads one of the process's files.
+func (p process) read(name string) (string, error) {
 	const most = 64 << 10
-	file, err := p.open("cgroup")
+	file, err := p.open(name)
 	if err != nil {
 		return "", err
 	}
 	text, err := io.ReadAll(io.LimitReader(file, most))
 	return string(text), errors.Join(err, file.Close())
+}
+
+func (p process) cgroup() (string, error) { return p.read("cgroup") }
+
+// started returns when the process did; zero if that cannot be told.
+func (p process) started() time.Time {
+	stat, err := p.read("stat")
+	if err != nil {
+		return time.Time{}
+	}
+	since, ok := parseStart(stat)
+	var now unix.Timespec
+	if !ok || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
+		return time.Time{}
+	}
+	// By its age, which does not change when the clock is set.
+	return time.Now().Add(since - time.Duration(now.Nano())).Round(0)
+}
+
+// parseStart finds in a process's stat file how long after the boot it was started.
+func parseStart(stat string) (time.Duration, bool) {
+	const (
+		tick  = time.Second / 100 // the same on every machine
+		field = 22 - 3            // counted from the one after the name, which may hold anything
+	)
+	fields := strings.Fields(stat[strings.LastIndex(stat, ")")+1:])
+	if len(fields) <= field {
+		return 0, false
+	}
+	ticks, err := strconv.ParseInt(fields[field], 10, 40)
+	if err != nil || ticks < 0 {
+		return 0, false
+	}
+	return time.Duration(ticks) * tick, true
 }
 
 // mounts returns where network namespaces are mounted, by their inode numbers.

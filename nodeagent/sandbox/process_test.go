@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
@@ -87,6 +88,11 @@ type child struct {
 
 func start(t *testing.T, h *netns.Handle) child {
 	t.Helper()
+	return startBy(t, h.Do, nil)
+}
+
+func startBy(t *testing.T, do func(func() error) error, attr *syscall.SysProcAttr) child {
+	t.Helper()
 	in, out, err := os.Pipe() // cat lives as long as this is open, or until it is killed
 	if err != nil {
 		t.Fatal(err)
@@ -96,8 +102,8 @@ func start(t *testing.T, h *netns.Handle) child {
 		t.Fatal(err)
 	}
 	var p *os.Process
-	if err := h.Do(func() (err error) {
-		p, err = os.StartProcess("/bin/cat", []string{"cat"}, &os.ProcAttr{Files: []*os.File{in, null, null}})
+	if err := do(func() (err error) {
+		p, err = os.StartProcess("/bin/cat", []string{"cat"}, &os.ProcAttr{Files: []*os.File{in, null, null}, Sys: attr})
 		return err
 	}); err != nil {
 		t.Fatal(err)

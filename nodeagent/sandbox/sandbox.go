@@ -28,6 +28,8 @@
 //     cgroup count, and those that hold its addresses.
 //   - The process by which a namespace was found ends: the Place is where the
 //     namespace is mounted, if it is anywhere; otherwise it says so ([Place.Process]).
+//   - Nobody has written down when a sandbox was made: a namespace that is mounted has
+//     the kernel's own time of it, one that is not is as old as its oldest process.
 //   - The agent sees cgroups from within its own cgroup namespace, or is itself on a
 //     node inside of a pod.
 //   - A namespace with addresses without end: so many are looked through, and no more.
@@ -39,6 +41,7 @@ import (
 	"maps"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -60,6 +63,9 @@ type Place struct {
 	// Process is not 0 if nothing is known that leads to the namespace but this
 	// process. The Place is gone with it, though the namespace may live on.
 	Process int
+	// Born is when the sandbox was made, or soon after. It is zero if that is not
+	// known: where the runtime has named the namespace nobody looks.
+	Born time.Time
 
 	dev, ino uint64
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 )
 
 // ErrNotFound is part of errors that say that nothing on the node leads to a pod's
@@ -90,11 +91,12 @@ type pod struct {
 // A candidate is a namespace that may be the pod's.
 type candidate struct {
 	*space
-	path       string   // in the cache
-	entries    []entry  // that name it
-	process    int      // one of those that are nearest to the pod's cgroup, 0: none
-	depth      int      // of that process
-	containers []string // of all the processes that are as near
+	path       string    // in the cache
+	entries    []entry   // that name it
+	process    int       // one of those that are nearest to the pod's cgroup, 0: none
+	depth      int       // of that process
+	containers []string  // of all the processes that are as near
+	oldest     time.Time // when the oldest of all the processes started
 
 	known   []netip.Addr // the addresses to recognise it by
 	checked bool         // it was looked for them

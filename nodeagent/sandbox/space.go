@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,9 @@ import (
 type space struct {
 	inode
 	handle *netns.Handle
+	// made is when the inode was. Nobody can change it, and it lasts as long as a
+	// mount, or an open file, pins the inode: where none did before us it is now.
+	made time.Time
 }
 
 type inode struct{ dev, ino uint64 }
@@ -78,7 +82,7 @@ func (s *search) space(file *os.File) (*space, error) {
 	if err != nil {
 		return nil, notAPods(err)
 	}
-	s.spaces[at] = &space{at, h}
+	s.spaces[at] = &space{at, h, time.Unix(stat.Mtim.Unix())}
 	return s.admit(s.spaces[at], nil)
 }
 
@@ -157,7 +161,7 @@ func (s *search) walk(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		p.candidate(sp).seen(proc.pid, m)
+		p.candidate(sp).seen(proc.pid, m, proc.started())
 		return nil
 	})
 }
@@ -174,7 +178,8 @@ func (s *search) spaceOf(proc process) (*space, error) {
 }
 
 // seen adds a process of the pod that is in the namespace.
-func (c *candidate) seen(pid int, m membership) {
+func (c *candidate) seen(pid int, m membership, started time.Time) {
+	c.oldest = earlier(c.oldest, started)
 	if c.process == 0 || m.depth < c.depth {
 		c.process, c.depth, c.containers = pid, m.depth, nil
 	}
@@ -215,11 +220,22 @@ func (s *search) describe(p *pod, c *candidate, mounts map[uint64]string) Found 
 		found.Source = fmt.Sprintf("process %d", c.process)
 		found.Path, found.Process = s.path(c, mounts)
 	}
+	if found.Born = c.oldest; found.Process == 0 {
+		found.Born = earlier(c.made, c.oldest)
+	}
 	if e := p.entryOf(c); e != nil {
 		found.ContainerID, found.Interface = e.container, e.ifname
 		found.IPs = e.ips
 	}
 	return found
+}
+
+// earlier returns the earlier of two times; zero is one that is not known.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
+		return b
+	}
+	return a
 }
 
 // path returns where a candidate is mounted, or its process's path.
