@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
@@ -97,6 +98,12 @@ func (p *pod) serve(ctx context.Context) (bool, outcome) {
 			return p.unserved(ctx, outcome{reason: status.ProxyRefused, again: wait,
 				message: fmt.Sprintf("%s (refused %d times; it is asked again in %s)", p.refusal, p.refusals, wait.Round(time.Second))})
 		}
+		if err := p.listen(ctx, Changes); err != nil {
+			return false, p.refused(err)
+		}
+		if len(p.squatters) > 0 { // the proxy could not listen
+			return p.unserved(ctx, p.squatted())
+		}
 		p.announce()
 	}
 	verdict := p.r.config.Proxies.Verdict(p.uid)
@@ -146,6 +153,9 @@ func (p *pod) nacked(ctx context.Context, verdict proxylink.Verdict) (bool, outc
 		}
 		return served, out
 	}
+	if err := p.listen(ctx, Everything); err == nil && len(p.squatters) > 0 {
+		p.refusal += "; " + p.squatted().message
+	}
 	p.refusals++
 	pause := backoff(p.refusals, firstRefusalPause, mostRefusalPause)
 	p.retryAt = time.Now().Add(pause)
@@ -155,8 +165,11 @@ func (p *pod) nacked(ctx context.Context, verdict proxylink.Verdict) (bool, outc
 
 // listening looks for the listeners of a proxy that has acknowledged the pod.
 func (p *pod) listening(ctx context.Context) (bool, outcome) {
-	if err := p.listen(ctx); err != nil {
+	if err := p.listen(ctx, Changes); err != nil {
 		return false, p.refused(err)
+	}
+	if len(p.squatters) > 0 {
+		return p.unserved(ctx, p.squatted())
 	}
 	missing := outcome{reason: status.NoListeners, again: listenerWatch,
 		message: "the node proxy has acknowledged the pod, but does not listen in it: " + p.listeners.String()}
@@ -185,10 +198,28 @@ func (p *pod) listening(ctx context.Context) (bool, outcome) {
 	return true, out
 }
 
-func (p *pod) listen(ctx context.Context) error {
+// listen looks who listens where the proxy should. Who cannot be found out does not
+// count as somebody else.
+func (p *pod) listen(ctx context.Context, depth Depth) error {
 	listeners, err := p.kernel.Listeners(ctx)
 	p.listeners = listeners
-	return err
+	if err != nil {
+		return err
+	}
+	if p.squatters, err = p.kernel.Squatters(ctx, depth); err != nil {
+		p.r.config.Logger.Debug("cannot tell whose listeners these are", "pod", p.name(), "error", err)
+	}
+	return nil
+}
+
+// squatted is the outcome where a process of the pod holds a port of the proxy's.
+func (p *pod) squatted() outcome {
+	names := make([]string, len(p.squatters))
+	for i, s := range p.squatters {
+		names[i] = s.String()
+	}
+	return outcome{state: status.Bypassing, reason: status.PortTaken, again: listenerWatch,
+		message: "a process in the pod holds what is the proxy's: " + strings.Join(names, ", ")}
 }
 
 // unserved is the outcome for a pod that no proxy has acknowledged. If the
@@ -207,8 +238,11 @@ func (p *pod) unserved(ctx context.Context, out outcome) (bool, outcome) {
 		out.state = status.Bypassing
 		return false, out
 	}
-	if err := p.listen(ctx); err != nil {
+	if err := p.listen(ctx, Changes); err != nil {
 		return false, p.refused(err)
+	}
+	if len(p.squatters) > 0 { // what is redirected goes to them
+		return true, p.squatted()
 	}
 	out.state = status.Blocked
 	if p.listeners.Ready() {

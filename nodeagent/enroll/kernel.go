@@ -35,6 +35,11 @@ type netKernel struct {
 
 	rerouted atomic.Bool // ip rules, routes or links may have changed since they were looked at
 
+	processes *sockets.Processes
+	listening sockets.Identity   // what Listeners found last
+	owned     sockets.Identity   // what it had found when it was last looked for squatters
+	squatters []sockets.Squatter // who were there
+
 	plan        *plan  // for what was wanted last
 	fingerprint string // of the rules last applied or found as wanted
 	generation  uint32 // the ruleset's number at that time
@@ -44,6 +49,8 @@ type netKernel struct {
 type Opener struct {
 	Finder  *sandbox.Finder
 	Watcher *watch.Watcher
+	// Processes are those of the node.
+	Processes *sockets.Processes
 	// Exempt are peers whose connections may bypass the proxy.
 	Exempt []netip.Addr
 }
@@ -55,7 +62,7 @@ func (o Opener) Open(place sandbox.Place, changed func(by string)) (Kernel, erro
 	if err != nil {
 		return nil, err
 	}
-	k := &netKernel{handle: handle, exempt: o.Exempt}
+	k := &netKernel{handle: handle, exempt: o.Exempt, processes: o.Processes}
 	k.rerouted.Store(true)
 	if k.table, err = nft.Open(handle); err == nil {
 		if k.router, err = route.Open(handle); err == nil {
@@ -215,6 +222,7 @@ func (k *netKernel) Listeners(ctx context.Context) (status.Listeners, error) {
 	if err != nil {
 		return status.Listeners{}, err
 	}
+	k.listening = l.Identity
 	found := status.Listeners{Known: true, Outbound: l.Outbound, Inbound: l.Inbound, HBONE: l.HBONE, DNS: l.DNS && l.DNS6}
 	if l.DNS && !l.DNS6 { // queries of both families are redirected
 		v6, err := k.canAsk6()
@@ -224,6 +232,18 @@ func (k *netKernel) Listeners(ctx context.Context) (status.Listeners, error) {
 		found.DNS = !v6
 	}
 	return found, nil
+}
+
+// Squatters looks again only if other sockets listen now, or one did not belong there.
+func (k *netKernel) Squatters(ctx context.Context, depth Depth) ([]sockets.Squatter, error) {
+	if depth == Changes && k.listening == k.owned && len(k.squatters) == 0 {
+		return nil, nil
+	}
+	found, err := k.diag.Squatters(ctx, k.processes)
+	if err == nil {
+		k.owned, k.squatters = k.listening, found
+	}
+	return found, err
 }
 
 // canAsk6 reports whether a DNS query over IPv6 can be redirected at all: to ::1,

@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/iptables/watch"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 	"golang.org/x/sys/unix"
 )
@@ -39,7 +40,7 @@ func opener(t *testing.T) Opener {
 			t.Error(err)
 		}
 	})
-	return Opener{Finder: finder, Watcher: watcher, Exempt: []netip.Addr{ruleset.DefaultProbeIPv4}}
+	return Opener{Finder: finder, Watcher: watcher, Processes: sockets.NewProcesses("/proc"), Exempt: []netip.Addr{ruleset.DefaultProbeIPv4}}
 }
 
 // openPod makes a namespace and opens it as the agent does.

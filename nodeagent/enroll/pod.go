@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -60,6 +61,7 @@ type progress struct {
 	stale     bool           // conntrack entries may defeat the redirects
 	announced bool
 	listeners status.Listeners
+	squatters []sockets.Squatter // who hold ports of the proxy's
 	noDNS     bool      // the proxy does not listen for DNS
 	noDNSFrom time.Time // since when
 	began     time.Time // when the capture was begun

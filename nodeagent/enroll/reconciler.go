@@ -56,6 +56,9 @@ type Kernel interface {
 	// Fingerprint is that of the rules last applied or found as wanted.
 	Fingerprint() string
 	Listeners(ctx context.Context) (status.Listeners, error)
+	// Squatters names processes that live in the pod and hold ports of the proxy's;
+	// what has changed are the sockets that Listeners found last.
+	Squatters(ctx context.Context, depth Depth) ([]sockets.Squatter, error)
 	// Proxied is how many of the pod's connections a proxy carries.
 	Proxied(ctx context.Context) (int, error)
 	// Bypassing lists the connections that should, by want, go through the proxy and

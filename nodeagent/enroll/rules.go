@@ -65,7 +65,9 @@ func (p *pod) verify(ctx context.Context) error {
 	drift, err := p.kernel.Check(ctx, p.applied, depth)
 	if drift == "" && err == nil {
 		p.verified, p.checked = true, time.Now()
-		p.inspected(depth)
+		if depth == Everything {
+			p.inspect(ctx)
+		}
 	}
 	if drift == "" {
 		return err
@@ -99,11 +101,11 @@ func (p *pod) depth() Depth {
 	return Everything
 }
 
-// inspected puts the next look at everything off. The first time it does so at random,
-// so that pods which were captured together have their looks apart.
-func (p *pod) inspected(depth Depth) {
-	if depth != Everything {
-		return
+// inspect looks at the rest of everything, and puts the next such look off: the first
+// time at random, so that pods which were captured together have their looks apart.
+func (p *pod) inspect(ctx context.Context) {
+	if err := p.listen(ctx, Everything); err == nil && len(p.squatters) > 0 {
+		p.r.Wake(p.uid)
 	}
 	pause := inspectEvery * p.r.config.SweepInterval
 	if p.inspectAt.IsZero() {

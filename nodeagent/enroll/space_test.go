@@ -14,17 +14,18 @@ import (
 
 // A space is a namespace as a Kernel sees it.
 type space struct {
-	w       *world
-	path    string
-	open    int
-	rules   string // what is applied, as text
-	missing string // listeners that are not there: "tcp", "dns"
-	proxied int
-	older   int // connections that bypass
-	changed func(by string)
-	looks   int              // at the listeners
-	fail    map[string]error // by verb
-	block   chan struct{}    // Apply hangs until it is closed
+	w         *world
+	path      string
+	open      int
+	rules     string // what is applied, as text
+	missing   string // listeners that are not there: "tcp", "dns"
+	proxied   int
+	older     int // connections that bypass
+	squatters []sockets.Squatter
+	changed   func(by string)
+	looks     int              // at the listeners
+	fail      map[string]error // by verb
+	block     chan struct{}    // Apply hangs until it is closed
 }
 
 func (w *world) space(container string) *space {
@@ -161,6 +162,12 @@ func (s *space) Listeners(context.Context) (status.Listeners, error) {
 	s.looks++
 	tcp := s.missing != "tcp"
 	return status.Listeners{Known: true, Outbound: tcp, Inbound: tcp, HBONE: tcp, DNS: s.missing != "dns"}, nil
+}
+
+func (s *space) Squatters(context.Context, Depth) ([]sockets.Squatter, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	return s.squatters, s.fail["squatters"]
 }
 
 func (s *space) Proxied(context.Context) (int, error) {

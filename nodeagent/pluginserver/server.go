@@ -270,6 +270,7 @@ var codes = map[status.Reason]uint{
 	status.NoAnswer:       agentapi.CodeProxyRefused,
 	status.NoListeners:    agentapi.CodeProxyRefused,
 	status.ProxyRefused:   agentapi.CodeProxyRefused,
+	status.PortTaken:      agentapi.CodeProxyRefused,
 	status.KernelRefused:  agentapi.CodeKernel,
 
 	// Of a pod that something else is being done with.

@@ -21,6 +21,7 @@ const (
 	NoAnswer             Reason = "ProxyDoesNotAnswer"
 	ProxyRefused         Reason = "ProxyRefused"
 	NoListeners          Reason = "ProxyDoesNotListen"
+	PortTaken            Reason = "ProxyPortTaken"
 	RulesFought          Reason = "RulesFought"
 	KernelRefused        Reason = "KernelRefused"
 	Deleted              Reason = "Deleted"
@@ -39,6 +40,7 @@ var remedies = map[Reason]string{
 	NoAnswer:             "look at the node proxy's log; restart it if it hangs",
 	ProxyRefused:         "mend what the proxy's own words name (a port that is taken, an address that is missing); it is tried again by itself",
 	NoListeners:          "look at the node proxy's log: it has acknowledged the pod, yet does not listen in it",
+	PortTaken:            "end the process that is named, or have it use another port; the proxy is asked again by itself",
 	RulesFought:          "end what changes the rules in the pod, or take NET_ADMIN from it",
 	KernelRefused:        "look at the error; a missing kernel feature is named there; it is tried again by itself",
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/pluginserver"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -128,7 +129,7 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	if a.watcher, err = watch.New(); err != nil {
 		return nil, err
 	}
-	opener := enroll.Opener{Finder: finder, Watcher: a.watcher, Exempt: []netip.Addr{c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv6}}
+	opener := enroll.Opener{Finder: finder, Watcher: a.watcher, Processes: sockets.NewProcesses("/proc"), Exempt: []netip.Addr{c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv6}}
 	if a.reconciler, err = enroll.New(enroll.Config{
 		Policy: policy, Source: a.pods, Proxies: a.proxies, Records: enroll.RecordDir(c.File("pods")),
 		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: opener.Open,
