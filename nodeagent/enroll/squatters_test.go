@@ -41,6 +41,6 @@ func TestSquatters(t *testing.T) {
 		s := w.space("c1")
 		s.set(func() { s.squatters = nc })
 		wantFailure(t, w.add("web", "c1"), status.PortTaken, "nc (pid 42)")
-		w.wantState()
+		w.wantState("web Pending ProxyPortTaken")
 	})
 }
