@@ -22,6 +22,8 @@
 //     mount was, another kind of namespace) is refused when it is opened.
 //   - A thread that cannot be brought back to its own namespace is not used again:
 //     it ends with its goroutine.
+//   - Others, or the agent itself, look where its process is while it works in a pod:
+//     the first thread, which stands for the process, never leaves its namespace.
 //   - A panic, or runtime.Goexit, inside Do reaches the caller; the process's other
 //     threads stay where they were.
 package netns
@@ -191,6 +193,13 @@ func onOwnThread(fn func() error) error {
 		defer close(done)
 		defer func() { panicked = recover() }()
 		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			// Whoever looks at /proc/PID/ns/net sees where this thread is. While it is
+			// locked here, the work gets another one.
+			err, finished = onOwnThread(fn), true
+			runtime.UnlockOSThread()
+			return
+		}
 		home, homeErr := netns.Get()
 		if homeErr != nil {
 			err, finished = fmt.Errorf("cannot open the thread's own network namespace: %w", homeErr), true

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 11) }
+func TestMain(m *testing.M) { netlab.Main(m, 12) }
 
 // here returns the identity of the namespace in which a socket made by the calling
 // thread lies.
@@ -314,4 +314,26 @@ func TestManyAtOnce(t *testing.T) {
 		}
 	}
 	wg.Wait()
+}
+
+func TestTheFirstThreadStaysWhereItIs(t *testing.T) {
+	netlab.Kernel(t)
+	h := newHandle(t)
+	var group sync.WaitGroup
+	for range 50 {
+		group.Go(func() {
+			for range 50 {
+				if err := h.Do(func() error {
+					if unix.Gettid() == os.Getpid() {
+						return errors.New("it has left its namespace")
+					}
+					return nil
+				}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
 }
