@@ -18,15 +18,14 @@ func (r *Reconciler) adopt() {
 	}
 	for _, record := range records {
 		uid := record.Attachment.UID
-		place, err := r.config.Find(record.Attachment.Netns)
-		if err != nil || place.ID != record.Netns {
+		p := newPod(r, uid)
+		p.attachment, p.recorded = &record.Attachment, &record.Netns
+		if p.isOver() {
 			if err := r.config.Records.Delete(uid); err != nil {
 				r.config.Logger.Warn("a pod that is over is still on record", "pod", uid, "error", err)
 			}
 			continue
 		}
-		p := newPod(r, uid)
-		p.attachment, p.place, p.found = &record.Attachment, place, true
 		p.object = intent.Pod{Namespace: record.Attachment.Namespace, Name: record.Attachment.Name, ServiceAccount: record.ServiceAccount}
 		p.decision, p.known = record.Decision, true
 		p.touched, p.applied = record.Touched, record.Applied
@@ -70,6 +69,14 @@ func (p *pod) resume() error {
 	}
 	p.resumed = false
 	return nil
+}
+
+// keep has proxies go on with an adopted pod that cannot be announced to them yet: its
+// namespace is there, and could not be opened.
+func (p *pod) keep() {
+	if p.resumed && p.applied.Form != 0 {
+		p.r.config.Proxies.Keep(p.uid)
+	}
 }
 
 // orphaned is the outcome for an ADD that was under way when its agent ended: the

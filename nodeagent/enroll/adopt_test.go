@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -98,7 +100,7 @@ func TestRestartAfterAChange(t *testing.T) {
 		},
 		"the namespace is gone": {
 			func(w *world, s *space) {
-				s.set(func() { s.fail["find"], s.rules = errors.New("gone"), "" })
+				s.set(func() { s.fail["find"], s.rules = sandbox.ErrNotAPods, "" })
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				delete(w.objects, "shop/web")
@@ -114,6 +116,26 @@ func TestRestartAfterAChange(t *testing.T) {
 				w.pass(time.Minute)
 				w.wantState(test.want...)
 			})
+		})
+	}
+}
+
+// That a namespace cannot be looked at says nothing of the pod: its proxies go on with
+// it until it can be announced to them.
+func TestRestartWithoutDescriptors(t *testing.T) {
+	for _, verb := range []string{"find", "open"} {
+		captured(t, func(w *world, s *space) {
+			w.stop()
+			s.set(func() { s.fail[verb] = unix.EMFILE })
+			w.restart()
+			w.wantDone("keep uid-web")
+			w.wantState("web Bypassing KernelRefused", "/run/netns/c1 has full+dns", "proxy has uid-web kept")
+			w.restart() // and it is on record still
+			w.wantDone("keep uid-web")
+			s.set(func() { delete(s.fail, verb) })
+			w.pass(time.Minute)
+			w.wantDone(announced)
+			w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
@@ -44,9 +45,10 @@ type progress struct {
 	unknown  string // why they are not
 	gone     bool   // the object has been seen and is not there any more
 
-	place  sandbox.Place
-	found  bool   // place is known
-	kernel Kernel // nil: the namespace is not open
+	place    sandbox.Place
+	found    bool      // place is known
+	recorded *netns.ID // which namespace it is by the record; nil: not adopted
+	kernel   Kernel    // nil: the namespace is not open
 
 	// What has been done, in the order of a capture.
 	touched   bool           // something of ours may be in the namespace
@@ -107,7 +109,7 @@ type outcome struct {
 // reconcile closes the difference between intent and observation as far as that
 // can be done now.
 func (p *pod) reconcile(ctx context.Context) outcome {
-	if p.attachment != nil && p.found && p.r.config.Gone(p.place) {
+	if p.attachment != nil && p.isOver() {
 		// The kernel's own word: whatever the runtime still says, the sandbox is over.
 		p.fail(&Failure{status.NetnsRefused, "the sandbox's network namespace is gone"})
 		p.drop()
@@ -134,13 +136,15 @@ func (p *pod) reconcile(ctx context.Context) outcome {
 
 func (p *pod) towards(ctx context.Context) outcome {
 	// Our own lack of descriptors does not concern a pod that we are to leave alone.
-	if err := p.find(); err != nil && (p.decision.Capture || errors.Is(err, sandbox.ErrNotAPods)) {
+	if err := p.find(); err != nil && (p.decision.Capture || p.touched || errors.Is(err, sandbox.ErrNotAPods)) {
+		p.keep()
 		return p.notOpened(err)
 	}
 	if p.orphan {
 		return p.orphaned()
 	}
 	if err := p.resume(); err != nil {
+		p.keep()
 		return p.notOpened(err)
 	}
 	if p.decision.Capture {
@@ -173,6 +177,15 @@ func (p *pod) look() {
 	}
 }
 
+// isOver reports whether the pod's namespace is gone, or is another one than was on
+// record. That it cannot be looked at now says nothing.
+func (p *pod) isOver() bool {
+	if p.found {
+		return p.r.config.Gone(p.place)
+	}
+	return p.recorded != nil && errors.Is(p.find(), sandbox.ErrNotAPods)
+}
+
 // find looks which namespace the runtime has named, once. It is held only while
 // something is to be done in it: most pods of a node may not be in the mesh.
 func (p *pod) find() error {
@@ -180,6 +193,9 @@ func (p *pod) find() error {
 		return nil
 	}
 	place, err := p.r.config.Find(p.attachment.Netns)
+	if err == nil && p.recorded != nil && place.ID != *p.recorded {
+		err = fmt.Errorf("%s: %w: another one (%s) took the place of the one on record (%s)", place.Path, sandbox.ErrNotAPods, place.ID, *p.recorded)
+	}
 	p.place, p.found = place, err == nil
 	return err
 }
