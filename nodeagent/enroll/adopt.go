@@ -21,6 +21,7 @@ func (r *Reconciler) adopt() {
 		p := newPod(r, uid)
 		p.attachment, p.recorded = &record.Attachment, &record.Netns
 		if p.isOver() {
+			r.ended[uid] = true
 			if err := r.config.Records.Delete(uid); err != nil {
 				r.config.Logger.Warn("a pod that is over is still on record", "pod", uid, "error", err)
 			}

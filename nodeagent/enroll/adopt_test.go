@@ -140,6 +140,20 @@ func TestRestartWithoutDescriptors(t *testing.T) {
 	}
 }
 
+// A sandbox that has ended while no agent ran is not kept by proxies, whether its pod
+// has an object or not.
+func TestRestartAfterTheEndOfASandbox(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		w.object("web", true, withUID)
+		w.stop()
+		s.set(func() { s.fail["find"], s.rules = sandbox.ErrNotAPods, "" })
+		w.restart()
+		w.pass(time.Minute)
+		w.wantDone("the snapshot stops uid-web")
+		w.wantState("web Pending NetworkNamespaceUnknown")
+	})
+}
+
 // Killed between any two steps of an order, the next agent comes to the same end.
 func TestKilledAtEachStep(t *testing.T) {
 	for name, test := range map[string]struct {

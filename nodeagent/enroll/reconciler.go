@@ -122,6 +122,7 @@ type Reconciler struct {
 	queue workqueue.TypedDelayingInterface[string] // nil unless Run runs
 	pods  map[string]*pod                          // by UID: those that the runtime has told us of
 	kept  map[string]kept                          // by UID: pods of the source whose namespace is looked for
+	ended map[string]bool                          // by UID: pods that were on record, and whose namespace is gone
 	early map[string]early                         // by name: pods of the source that it has not told us of
 	busy  map[string]time.Time                     // since when a pod holds a worker
 	beat  time.Time                                // when a worker last was free
@@ -139,7 +140,7 @@ func New(c Config) (*Reconciler, error) {
 	}
 	return &Reconciler{
 		config: c, stopped: make(chan struct{}), adopted: make(chan struct{}), adopting: map[string]bool{},
-		pods: map[string]*pod{}, busy: map[string]time.Time{}, early: map[string]early{}, kept: map[string]kept{},
+		pods: map[string]*pod{}, busy: map[string]time.Time{}, early: map[string]early{}, kept: map[string]kept{}, ended: map[string]bool{},
 	}, nil
 }
 

@@ -75,7 +75,10 @@ func (r *Reconciler) missing() []sandbox.Wanted {
 		wanted = append(wanted, w)
 		if _, ok := r.kept[uid]; !ok {
 			r.kept[uid] = kept{wanted: w}
-			r.config.Proxies.Keep(uid)
+			// What proxies have of a sandbox that is over is not to be kept.
+			if !r.ended[uid] {
+				r.config.Proxies.Keep(uid)
+			}
 		}
 	}
 	for uid, k := range r.kept {
