@@ -39,7 +39,7 @@ func (p *pod) capture(ctx context.Context) outcome {
 	}
 	served, out := p.serve(ctx)
 	if !served {
-		return out
+		return p.prepared(ctx, out)
 	}
 	if p.applied.Form == ruleset.FormMarks {
 		form := ruleset.FormFull
@@ -88,6 +88,17 @@ func (p *pod) prepare(ctx context.Context) error {
 		return p.apply(ctx, p.want(ruleset.FormMarks))
 	}
 	return p.apply(ctx, p.want(ruleset.FormFull))
+}
+
+// prepared sees to it that what stands before the proxy has the pod goes on standing.
+func (p *pod) prepared(ctx context.Context, out outcome) outcome {
+	if p.adding != nil || out.reason == status.KernelRefused {
+		return out
+	}
+	if err := p.verify(ctx); err != nil {
+		return p.refused(err)
+	}
+	return out
 }
 
 // serve sees to it that a proxy has the pod and listens in it. Redirects may be in

@@ -287,7 +287,11 @@ func (p *pod) withdraw() {
 func (p *pod) refused(err error) outcome {
 	var f *fight
 	if errors.As(err, &f) {
-		return outcome{state: status.Bypassing, reason: status.RulesFought, message: f.Error(), again: f.wait}
+		out := outcome{state: status.Bypassing, reason: status.RulesFought, message: f.Error(), again: f.wait}
+		if !p.decision.Capture {
+			out.state = status.Pending
+		}
+		return out
 	}
 	out := outcome{state: status.Pending, reason: status.KernelRefused, message: err.Error()}
 	if p.adding == nil && p.decision.Capture && (!p.redirected() || !p.verified) {

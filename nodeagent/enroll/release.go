@@ -80,6 +80,9 @@ func (p *pod) drain(ctx context.Context) (bool, outcome) {
 			return false, p.refused(err)
 		}
 		p.releasing = time.Now()
+	} else if err := p.uphold(ctx); err != nil {
+		// The proxied connections need the marks.
+		return false, p.refused(err)
 	}
 	age := time.Since(p.releasing)
 	if age >= p.r.config.DrainTimeout {

@@ -61,6 +61,11 @@ func (p *pod) verify(ctx context.Context) error {
 	if err := p.expel(ctx); err != nil {
 		return err
 	}
+	return p.uphold(ctx)
+}
+
+// uphold repairs what was put in place last if it is not there any more.
+func (p *pod) uphold(ctx context.Context) error {
 	depth := p.depth()
 	drift, err := p.kernel.Check(ctx, p.applied, depth)
 	if drift == "" && err == nil {

@@ -168,6 +168,36 @@ func TestRelease(t *testing.T) {
 	})
 }
 
+// What proxied connections need is put right while they are drained.
+func TestMarksGoMissingWhileDraining(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		s.set(func() { s.proxied = 1 })
+		w.object("web", false)
+		w.done()
+		s.set(func() { s.rules = "" })
+		w.pass(drainPoll)
+		w.wantDone("apply marks+dns")
+		w.wantState("web NotCaptured Draining", "/run/netns/c1 has marks+dns", "proxy has uid-web acked")
+	})
+}
+
+// And so are they while a proxy is waited for.
+func TestMarksGoMissingWithoutAProxy(t *testing.T) {
+	running(t, func(w *world, s *space) {
+		w.proxySays(proxylink.NoProxy, "")
+		w.object("web", true)
+		w.done()
+		s.set(func() { s.rules = "" })
+		w.pass(10 * time.Second)
+		w.wantDone("apply marks+dns")
+		// The next agent says what is there, too.
+		w.restart()
+		if got := w.r.Report()[0].Rules.State; got != "marks" {
+			t.Errorf("the report says %q", got)
+		}
+	})
+}
+
 func TestReleaseWaitsTheGrace(t *testing.T) {
 	captured(t, func(w *world, _ *space) {
 		w.object("web", false)
