@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
 // A look looks at something real, and says what it saw or what is wrong.
@@ -149,6 +152,17 @@ func (s *story) resolves(p *pod) look {
 		})
 		return fmt.Sprintf("asked %s, where nobody is; got %s", nowhere.Addr(), addr), err
 	}
+}
+
+// nowhere is the name server that a pod asks: an address that nobody has.
+var nowhere = netip.MustParseAddrPort("192.0.2.53:53")
+
+func resolve(ctx context.Context, n *netlab.NS, name string) (netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return netlab.Resolve(ctx, name, func(ctx context.Context, network string) (net.Conn, error) {
+		return n.Dial(ctx, network, nowhere.String())
+	})
 }
 
 // lives says something over a connection that was opened before.

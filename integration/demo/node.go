@@ -97,7 +97,8 @@ func startNode(ctx context.Context, bin string) (*node, error) {
 	if n.web, err = serveWeb(n.self); err != nil {
 		return nil, err
 	}
-	if err := serveNames(n.self, gateway4); err != nil {
+	// It ends with this process.
+	if _, err := netlab.ServeNames(n.self, "0.0.0.0:53", gateway4); err != nil {
 		return nil, err
 	}
 	if err := n.startAgent(); err != nil {

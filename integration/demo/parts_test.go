@@ -9,23 +9,6 @@ import (
 	"time"
 )
 
-func TestAnswerQuery(t *testing.T) {
-	query := []byte("\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x01\x06server\x04demo\x00\x00\x01\x00\x01and something more")
-	const want = "\x12\x34\x81\x80\x00\x01\x00\x01\x00\x00\x00\x00\x06server\x04demo\x00\x00\x01\x00\x01" +
-		"\xc0\x0c\x00\x01\x00\x01\x00\x00\x00\x1e\x00\x04\x0a\x58\x00\x01"
-	if got := answerQuery(query, gateway4); string(got) != want {
-		t.Errorf("got  %q\nwant %q", got, want)
-	}
-	for size := range strings.Index(string(query), "and") {
-		if got := answerQuery(query[:size], gateway4); got != nil {
-			t.Errorf("%q is answered", query[:size])
-		}
-	}
-	if got := answerQuery(append(query[:12:12], 200, 1, 2), gateway4); got != nil {
-		t.Errorf("a label that is too long is answered: %q", got)
-	}
-}
-
 func TestFindSabotage(t *testing.T) {
 	if s, err := FindSabotage(""); s != nil || err != nil {
 		t.Errorf("none asked for: %v, %v", s, err)

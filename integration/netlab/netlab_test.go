@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(helperEnv) != "" {
 		helper() // the program that TestIsolate… runs
 	}
-	netlab.Main(m, 14)
+	netlab.Main(m, 15)
 }
 
 func pair(t *testing.T) (a, b *netlab.NS) {

@@ -1,28 +1,29 @@
-package demo
+package netlab
 
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
-
-	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-// nowhere is the name server that a pod asks: an address that nobody has.
-var nowhere = netip.MustParseAddrPort("192.0.2.53:53")
-
-// serveNames starts the node's name server, to which every name is one address.
-func serveNames(n *netlab.NS, answer netip.Addr) error {
-	conn, err := n.ListenPacket("0.0.0.0:53")
+// ServeNames starts a name server in a namespace, over UDP, to which every name is one
+// address. The caller closes it.
+func ServeNames(n *NS, addr string, answer netip.Addr) (io.Closer, error) {
+	conn, err := n.ListenPacket(addr)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	go func() {
 		buf := make([]byte, 512)
 		for {
 			size, peer, err := conn.ReadFromUDPAddrPort(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
 			if err != nil {
 				continue // an ICMP error for an earlier answer
 			}
@@ -31,7 +32,7 @@ func serveNames(n *netlab.NS, answer netip.Addr) error {
 			}
 		}
 	}()
-	return nil
+	return conn, nil
 }
 
 // answerQuery answers a query of one question with one address.
@@ -52,12 +53,11 @@ func answerQuery(query []byte, addr netip.Addr) []byte {
 	return append(reply, addr.AsSlice()...)
 }
 
-// resolve asks for a name from inside a namespace, at the address nowhere.
-func resolve(ctx context.Context, n *netlab.NS, name string) (netip.Addr, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
+// Resolve asks for the address of a name, over a connection that dial makes to a name
+// server.
+func Resolve(ctx context.Context, name string, dial func(ctx context.Context, network string) (net.Conn, error)) (netip.Addr, error) {
 	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return n.Dial(ctx, network, nowhere.String())
+		return dial(ctx, network)
 	}}
 	addrs, err := resolver.LookupNetIP(ctx, "ip4", name+".")
 	if err != nil {
