@@ -51,6 +51,15 @@ func (t *Table) DeleteCaptured(ctx context.Context) (int, error) {
 	return t.delete(ctx, entry.captured)
 }
 
+// DeleteCapturedDNS is for the moment after the redirects of DNS alone were taken away:
+// it deletes the entries of UDP that still lead to the proxy's DNS port, and returns how
+// many.
+func (t *Table) DeleteCapturedDNS(ctx context.Context) (int, error) {
+	return t.delete(ctx, func(e entry) bool {
+		return e.captured() && e.protocol == unix.IPPROTO_UDP && e.replySrcPort == ruleset.DNSPort
+	})
+}
+
 // uncaptured says whether the entry keeps traffic from the proxy that it should get.
 func (e entry) uncaptured() bool {
 	const dns = 53

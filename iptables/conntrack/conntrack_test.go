@@ -156,11 +156,16 @@ func TestDNSSocketInUse(t *testing.T) {
 	deletes(t, l.table.DeleteUncaptured, 2)
 	all("proxy")
 	deletes(t, l.table.DeleteUncaptured, 0)
-	l.release(t)
-	all("proxy")
-	deletes(t, l.table.DeleteCaptured, 2)
-	all("upstream")
-	deletes(t, l.table.DeleteCaptured, 0)
+	for _, method := range []func(context.Context) (int, error){l.table.DeleteCaptured, l.table.DeleteCapturedDNS} {
+		l.release(t)
+		all("proxy")
+		deletes(t, method, 2)
+		all("upstream")
+		deletes(t, method, 0)
+		l.capture(t)
+		deletes(t, l.table.DeleteUncaptured, 2)
+		all("proxy")
+	}
 }
 
 // A SYN that was lost before the capture is sent again after it.
@@ -227,6 +232,7 @@ func TestCapturedTCPAtRelease(t *testing.T) {
 	}
 	deletes(t, l.table.DeleteUncaptured, 0)
 	l.release(t)
+	deletes(t, l.table.DeleteCapturedDNS, 0)
 	deletes(t, l.table.DeleteCaptured, 2)
 }
 

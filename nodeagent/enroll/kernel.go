@@ -211,9 +211,16 @@ func (k *netKernel) Remove(ctx context.Context) error {
 	)
 }
 
-// Expel deletes the conntrack entries of what would go on past new redirects.
-func (k *netKernel) Expel(ctx context.Context) error {
-	_, err := conntrack.New(k.table.Netfilter()).DeleteUncaptured(ctx)
+// Expel deletes the conntrack entries of what would go on as before the rules that are
+// wanted now. A DNS socket in use would go on asking the proxy, which perhaps does not
+// serve DNS any more.
+func (k *netKernel) Expel(ctx context.Context, want ruleset.Config) error {
+	entries := conntrack.New(k.table.Netfilter())
+	_, err := entries.DeleteUncaptured(ctx)
+	if !want.CaptureDNS {
+		_, dnsErr := entries.DeleteCapturedDNS(ctx)
+		err = errors.Join(err, dnsErr)
+	}
 	return err
 }
 

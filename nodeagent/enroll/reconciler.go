@@ -51,8 +51,9 @@ type Kernel interface {
 	Check(ctx context.Context, want ruleset.Config, depth Depth) (drift string, err error)
 	// Remove takes all of ours out of the namespace. Nothing to remove is success.
 	Remove(ctx context.Context) error
-	// Expel deletes the conntrack entries of what would go on past new redirects.
-	Expel(ctx context.Context) error
+	// Expel deletes the conntrack entries of what would go on past new redirects, or by
+	// redirects of DNS that are not wanted any more.
+	Expel(ctx context.Context, want ruleset.Config) error
 	// Fingerprint is that of the rules last applied or found as wanted.
 	Fingerprint() string
 	Listeners(ctx context.Context) (status.Listeners, error)

@@ -40,12 +40,12 @@ func (p *pod) apply(ctx context.Context, want ruleset.Config) error {
 	return p.expel(ctx)
 }
 
-// expel deletes the conntrack entries that would defeat the redirects.
+// expel deletes the conntrack entries that would defeat the redirects, or outlive them.
 func (p *pod) expel(ctx context.Context) error {
 	if !p.stale {
 		return nil
 	}
-	if err := p.kernel.Expel(ctx); err != nil {
+	if err := p.kernel.Expel(ctx, p.applied); err != nil {
 		return err
 	}
 	p.stale = false

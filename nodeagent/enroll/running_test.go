@@ -272,7 +272,7 @@ func TestAnnotationOnARunningPod(t *testing.T) {
 		w.object("web", true, func(p *intent.Pod) {
 			p.Annotations = map[string]string{intent.AnnotationDNS: "false", intent.AnnotationIngress: "true"}
 		})
-		w.wantDone("apply full+ingress", "expel")
+		w.wantDone("apply full+ingress", "expel, DNS too")
 		w.wantState("web Captured OK", "/run/netns/c1 has full+ingress", "proxy has uid-web acked")
 		if got := w.r.Report()[0].Rules.Repaired; got != 0 {
 			t.Errorf("our own change counts as a repair: %d", got)

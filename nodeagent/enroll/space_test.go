@@ -132,13 +132,17 @@ func (s *space) Check(_ context.Context, want ruleset.Config, _ Depth) (string, 
 	return "", s.fail["look"]
 }
 
-func (s *space) Expel(context.Context) error {
+func (s *space) Expel(_ context.Context, want ruleset.Config) error {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
 	if err := cmp.Or(s.fail["expel"], s.w.step()); err != nil {
 		return err
 	}
-	s.w.note("expel")
+	if want.CaptureDNS {
+		s.w.note("expel")
+	} else {
+		s.w.note("expel, DNS too")
+	}
 	return nil
 }
 
