@@ -246,6 +246,12 @@ func TestCheckOfATableInMotion(t *testing.T) {
 		}
 		return nil
 	})
+	netlab.Eventually(t, func() error {
+		if found := foreign(t, table); found != "ruleset: in motion: somebody changed it each time it was read" {
+			return fmt.Errorf("got %q", found)
+		}
+		return nil
+	})
 	close(stop)
 	if err := <-stopped; err != nil {
 		t.Fatal(err)

@@ -123,35 +123,47 @@ func (t *Table) Remove(ctx context.Context) error {
 // Check reads the table and says how it differs from the wanted one. A table that is changed again and again while it is
 // read counts as one that differs.
 func (t *Table) Check(ctx context.Context, want ruleset.Ruleset) (ruleset.Diff, error) {
+	var r *reader
+	settled, err := t.settled(ctx, func() error {
+		r = &reader{Table: t, want: want}
+		return r.read(ctx)
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case !settled:
+		return ruleset.Diff{{Kind: ruleset.InMotion, Where: "table inet " + ruleset.Table}}, nil
+	}
+	return ruleset.Compare(want, r.got), nil
+}
+
+// settled reads between two looks at the ruleset's number, until it is the same, and says whether it has ever been.
+func (t *Table) settled(ctx context.Context, read func() error) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	deadline := time.Now().Add(readTime)
 	for attempt := 1; ; attempt++ {
-		got, err := t.readOnce(ctx, want)
-		switch {
-		case err == nil:
-			return ruleset.Compare(want, got), nil
-		case !errors.Is(err, nlconn.ErrInterrupted):
-			return nil, err
-		case attempt == readAttempts || time.Now().After(deadline):
-			return ruleset.Diff{{Kind: ruleset.InMotion, Where: "table inet " + ruleset.Table}}, nil
+		err := t.between(ctx, read)
+		if !errors.Is(err, nlconn.ErrInterrupted) {
+			return err == nil, err
+		}
+		if attempt == readAttempts || time.Now().After(deadline) {
+			return false, nil
 		}
 	}
 }
 
-// readOnce reads the table between two looks at the ruleset's number.
-func (t *Table) readOnce(ctx context.Context, want ruleset.Ruleset) (ruleset.Ruleset, error) {
+func (t *Table) between(ctx context.Context, read func() error) error {
 	before, err := t.generation(ctx)
 	if err != nil {
-		return ruleset.Ruleset{}, err
+		return err
 	}
-	r := &reader{Table: t, want: want}
-	if err := r.read(ctx); err != nil {
-		return ruleset.Ruleset{}, err
+	if err := read(); err != nil {
+		return err
 	}
 	after, err := t.generation(ctx)
 	if err == nil && after != before {
 		err = nlconn.ErrInterrupted
 	}
-	return r.got, err
+	return err
 }

@@ -9,8 +9,10 @@ import (
 const (
 	rawPriority    int32 = -301
 	manglePriority int32 = -151
-	natPriority    int32 = -101
 	filterPriority int32 = -1
+
+	// NATPriority is where our redirects stand.
+	NATPriority int32 = -101
 )
 
 // Conditions that most rules need.
@@ -37,7 +39,7 @@ func Build(config Config) (Ruleset, error) {
 		// Of type route: a packet whose mark has changed is routed again.
 		{Name: "mangle-output", Type: Route, Hook: Output, Priority: manglePriority, Rules: mangleOutput()},
 	}
-	natOutput := Chain{Name: "nat-output", Type: NAT, Hook: Output, Priority: natPriority}
+	natOutput := Chain{Name: "nat-output", Type: NAT, Hook: Output, Priority: NATPriority}
 	if c.Form == FormMarks {
 		// Without a rule, and needed: the kernel translates the packets of redirected connections only while some chain of
 		// type nat exists. When the last one goes they leave the pod as the app wrote them.
@@ -45,7 +47,7 @@ func Build(config Config) (Ruleset, error) {
 	} else {
 		natOutput.Rules = c.natOutput()
 		chains = append(chains,
-			Chain{Name: "nat-prerouting", Type: NAT, Hook: Prerouting, Priority: natPriority, Rules: c.natPrerouting()},
+			Chain{Name: "nat-prerouting", Type: NAT, Hook: Prerouting, Priority: NATPriority, Rules: c.natPrerouting()},
 			natOutput,
 			// At the hooks of the redirects, not at input: what is forwarded to a virtual interface is redirected too.
 			Chain{Name: "guard-prerouting", Type: Filter, Hook: Prerouting, Priority: filterPriority, Rules: c.guardPrerouting()},
