@@ -43,6 +43,8 @@
 //     there.
 //   - The pod's object vanishes while its namespace lives: its state stays. The
 //     namespace vanishes: whatever anybody says, the pod is over.
+//   - A pod started before the agent did, on a new node or after a boot: if it is known
+//     to be younger than the installation, what it opened in the clear is reset.
 //   - The agent is killed between any two steps, and whatever happens until the next
 //     one runs.
 //   - Rules, routes or loopback changed by somebody else: put right, and connections

@@ -29,7 +29,7 @@ func (p *pod) pair(ctx context.Context, out outcome) outcome {
 	if due := p.due(bypassing); len(due) > 0 {
 		return p.reset(ctx, due, out)
 	}
-	p.gap, p.kept = false, ids(bypassing)
+	p.gap, p.raced, p.kept = false, false, ids(bypassing)
 	if len(bypassing) == 0 {
 		return p.noneOlder(ctx, out)
 	}
@@ -39,14 +39,14 @@ func (p *pod) pair(ctx context.Context, out outcome) outcome {
 }
 
 // due returns the connections that are to be reset. Unless the configuration says,
-// the cause decides: a pod whose redirects were away is owed what it had, so what
-// was opened meanwhile is reset; what was open when a pod was labelled was promised
-// nothing, and is kept.
+// the cause decides: a pod whose redirects were away is owed what it had, and one that
+// started before the agent did what it was promised, so what was opened meanwhile is
+// reset; what was open when a pod was labelled was promised nothing, and is kept.
 func (p *pod) due(bypassing []sockets.Connection) []sockets.Connection {
 	switch {
 	case p.decision.Existing == intent.Reset:
 		return bypassing
-	case p.decision.Existing == intent.Keep, !p.gap:
+	case p.decision.Existing == intent.Keep, !p.gap && !p.raced:
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(bypassing), func(c sockets.Connection) bool { return slices.Contains(p.kept, c.ID()) })

@@ -57,6 +57,7 @@ type progress struct {
 	stood     bool           // redirects have been in place
 	older     bool           // there may be connections that are older than the redirects
 	gap       bool           // and they were opened while redirects that had stood were away
+	raced     bool           // or because the pod was quicker than the agent
 	kept      []uint64       // the older connections that are kept, by their sockets' numbers
 	paired    bool           // bypassing is known
 	bypassing int            // how many connections do

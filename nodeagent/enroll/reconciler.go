@@ -80,7 +80,7 @@ const (
 	Everything
 )
 
-// Config is what a Reconciler needs. All of it is required.
+// Config is what a Reconciler needs. All of it but Installed is required.
 type Config struct {
 	Policy  intent.Policy
 	Source  Source
@@ -95,6 +95,10 @@ type Config struct {
 	Open func(p sandbox.Place, changed func(by string)) (Kernel, error)
 	// Search looks for namespaces that the runtime has not named.
 	Search func(context.Context, []sandbox.Wanted) (map[string]sandbox.Found, map[string]error)
+
+	// Installed is when the pods of this cluster were first promised capture; zero if
+	// that is not known.
+	Installed time.Time
 
 	ProbeIPv4, ProbeIPv6 netip.Addr
 
@@ -124,6 +128,7 @@ type Reconciler struct {
 	pods  map[string]*pod                          // by UID: those that the runtime has told us of
 	kept  map[string]kept                          // by UID: pods of the source whose namespace is looked for
 	ended map[string]bool                          // by UID: pods that were on record, and whose namespace is gone
+	plain map[string]bool                          // by UID: pods of the source that were seen not to ask for capture
 	early map[string]early                         // by name: pods of the source that it has not told us of
 	busy  map[string]time.Time                     // since when a pod holds a worker
 	beat  time.Time                                // when a worker last was free

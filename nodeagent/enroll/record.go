@@ -34,10 +34,12 @@ type Record struct {
 	Adding  bool           `json:"adding"`
 	Applied ruleset.Config `json:"applied"`
 	// Stood: redirects have been in place. Older, Gap: there may be connections that
-	// are older than they are, or were opened while they were away.
+	// are older than they are, or were opened while they were away. Raced: or because
+	// the pod was quicker than the agent.
 	Stood bool `json:"stood"`
 	Older bool `json:"older"`
 	Gap   bool `json:"gap"`
+	Raced bool `json:"raced,omitempty"`
 	// Kept are the older connections that are kept, by their sockets' numbers.
 	Kept []uint64 `json:"kept,omitempty"`
 }
@@ -141,7 +143,7 @@ func (p *pod) record() Record {
 		Attachment: *p.attachment, Netns: p.place.ID,
 		ServiceAccount: p.object.ServiceAccount, Decision: p.decision,
 		Touched: p.touched, Adding: p.adding != nil || p.orphan, Applied: p.applied,
-		Stood: p.stood, Older: p.older, Gap: p.gap, Kept: p.kept,
+		Stood: p.stood, Older: p.older, Gap: p.gap, Raced: p.raced, Kept: p.kept,
 	}
 }
 

@@ -17,6 +17,7 @@ const drainPoll = 100 * time.Millisecond
 // release takes the next steps of a release. A step that fails stops it there,
 // with the namespace still held, and is tried again.
 func (p *pod) release(ctx context.Context) outcome {
+	p.raced = false // should the label come back, that was seen
 	done := outcome{state: status.NotCaptured, reason: status.Reason(p.decision.Reason), message: p.decision.Message}
 	if !p.touched {
 		p.letGo()

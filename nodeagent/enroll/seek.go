@@ -64,11 +64,18 @@ func (r *Reconciler) missing() []sandbox.Wanted {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var wanted []sandbox.Wanted
-	known := map[string]bool{}
+	known, plain := map[string]bool{}, map[string]bool{}
 	for _, object := range objects {
 		uid := object.RuntimeUID()
 		known[uid] = true
-		if uid == "" || r.pods[uid] != nil || !r.shouldBeCaptured(object) {
+		if uid == "" || r.pods[uid] != nil {
+			continue
+		}
+		capture, ok := r.shouldBeCaptured(object)
+		if r.plain[uid] || (ok && !capture) {
+			plain[uid] = true
+		}
+		if !capture {
 			continue
 		}
 		w := sandbox.Wanted{UID: uid, Namespace: object.Namespace, Name: object.Name, IPs: object.IPs}
@@ -81,6 +88,7 @@ func (r *Reconciler) missing() []sandbox.Wanted {
 			}
 		}
 	}
+	r.plain = plain
 	for uid, k := range r.kept {
 		switch {
 		case r.pods[uid] != nil:
@@ -94,9 +102,17 @@ func (r *Reconciler) missing() []sandbox.Wanted {
 	return wanted
 }
 
-func (r *Reconciler) shouldBeCaptured(object intent.Pod) bool {
+// shouldBeCaptured decides; ok is false if not all is known that it takes.
+func (r *Reconciler) shouldBeCaptured(object intent.Pod) (capture, ok bool) {
 	_, namespace, ok := r.config.Source.Lookup(object.Namespace, object.Name)
-	return ok && r.config.Policy.Decide(object, namespace).Capture
+	return ok && r.config.Policy.Decide(object, namespace).Capture, ok
+}
+
+// raced says whether a pod that was found ran outside the mesh because it was quicker
+// than the agent: it was promised capture, being younger than the installation, and
+// nobody has labelled it since. What is not known speaks for the pod's connections.
+func (r *Reconciler) raced(found sandbox.Found, uid string) bool {
+	return !r.config.Installed.IsZero() && found.Born.After(r.config.Installed) && !r.plain[uid]
 }
 
 // take makes a found namespace the pod's. r.mu is held.
@@ -107,6 +123,7 @@ func (r *Reconciler) take(w sandbox.Wanted, found sandbox.Found) {
 		Netns: found.Path, Interface: found.Interface, IPs: found.IPs,
 	}
 	p.place, p.found = found.Place, true
+	p.raced = r.raced(found, w.UID)
 	r.pods[w.UID] = p
 	delete(r.kept, w.UID)
 	if r.queue != nil {

@@ -61,7 +61,7 @@ func (w *world) search(_ context.Context, wanted []sandbox.Wanted) (map[string]s
 			if w.spaces[path] == nil {
 				w.spaces[path] = &space{w: w, path: path, fail: map[string]error{}}
 			}
-			found[pod.UID] = sandbox.Found{Place: sandbox.Place{Path: path, Source: sandbox.SourceCache}, ContainerID: container}
+			found[pod.UID] = sandbox.Found{Place: sandbox.Place{Path: path, Source: sandbox.SourceCache, Born: w.born}, ContainerID: container}
 		} else {
 			errs[pod.UID] = sandbox.ErrNotFound
 		}

@@ -39,10 +39,14 @@ type world struct {
 	dead             bool
 
 	findable map[string]string // containers, by UID, that a search finds
+	born     time.Time         // when their sandboxes were made
+
+	installed time.Time
 
 	existing intent.Existing
 
 	unsynced bool
+	hidden   bool                  // the source does not know the namespaces of its pods
 	full     error                 // why no record can be written
 	objects  map[string]intent.Pod // by namespace/name
 	records  map[string]Record     // by UID
@@ -103,7 +107,8 @@ func (w *world) start() {
 	w.r, err = New(Config{
 		Policy: policy,
 		Source: w, Proxies: w, Records: w, Find: w.find, Gone: w.gone, Open: w.open, Search: w.search,
-		PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
+		Installed: w.installed,
+		PodWait:   5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
 		ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
 		Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.NewTextHandler(&w.logged, nil)),
 	})
@@ -297,7 +302,7 @@ func (w *world) Lookup(namespace, name string) (intent.Pod, intent.Namespace, bo
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p, ok := w.objects[namespace+"/"+name]
-	return p, intent.Namespace{Name: namespace}, ok
+	return p, intent.Namespace{Name: namespace}, ok && !w.hidden
 }
 
 func (w *world) Pods() []intent.Pod {

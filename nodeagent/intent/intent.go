@@ -100,8 +100,9 @@ type Policy struct {
 // Existing says what becomes of connections that are older than a pod's capture.
 type Existing string
 
-// What may become of them. ByCause resets those of a pod whose redirects were away,
-// and keeps those of one that was labelled while it ran.
+// What may become of them. ByCause resets those of a pod whose redirects were away, or
+// that was quicker than the agent, and keeps those of one that was labelled while it
+// ran.
 const (
 	ByCause Existing = ""
 	Reset   Existing = "reset"

@@ -133,6 +133,7 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	if a.reconciler, err = enroll.New(enroll.Config{
 		Policy: policy, Source: a.pods, Proxies: a.proxies, Records: enroll.RecordDir(c.File("pods")),
 		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: opener.Open,
+		Installed: c.Installed.Time,
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
 		PodWait: c.Waits.Pod.Duration, ProxyWait: c.Waits.Proxy.Duration, AckWait: c.Waits.Ack.Duration,
 		ReleaseGrace: c.ReleaseGrace.Duration, DrainTimeout: c.DrainTimeout.Duration, SweepInterval: c.SweepInterval.Duration,
