@@ -64,6 +64,8 @@ func (p *pod) capture(ctx context.Context) outcome {
 	}
 	switch {
 	case out.reason != status.OK:
+	case len(p.foreign) > 0:
+		out.reason, out.message = status.ForeignRules, "what may take the pod's traffic before it is redirected: "+strings.Join(p.foreign, ", ")
 	case p.noDNS:
 		out.reason, out.message = status.ProxyWithoutDNS, "the proxy does not listen on 15053; the pod's DNS is not captured"
 	}

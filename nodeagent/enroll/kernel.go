@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/iptables/conntrack"
+	"github.com/fairlead-mesh/fairlead/iptables/legacy"
 	"github.com/fairlead-mesh/fairlead/iptables/nft"
 	"github.com/fairlead-mesh/fairlead/iptables/route"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
@@ -34,6 +35,8 @@ type netKernel struct {
 	exempt []netip.Addr // peers whose connections are left alone
 
 	rerouted atomic.Bool // ip rules, routes or links may have changed since they were looked at
+
+	shadows shadows
 
 	processes *sockets.Processes
 	listening sockets.Identity   // what Listeners found last
@@ -179,6 +182,7 @@ func (k *netKernel) checkRoutes(ctx context.Context, plan *plan, depth Depth) ([
 	if err != nil || len(found.Drift) > 0 {
 		k.rerouted.Store(true)
 	}
+	k.shadows.routes = found.Foreign
 	return found.Drift, err
 }
 
@@ -197,6 +201,42 @@ func (k *netKernel) checkRules(ctx context.Context, plan *plan, depth Depth) (ru
 		k.fingerprint, k.generation = plan.fingerprint, generation
 	}
 	return diff, err
+}
+
+// shadows are what may take packets before our redirects do, as it was seen last.
+type shadows struct {
+	generation             uint32 // the ruleset's number when chains were seen
+	chains, routes, tables []string
+}
+
+// Foreign reads chains only if the ruleset is not the one that it has read, and the tables
+// of iptables-legacy, which the kernel does not number, if everything is asked for.
+func (k *netKernel) Foreign(ctx context.Context, depth Depth) ([]string, error) {
+	s := &k.shadows
+	if depth == Everything || s.generation == 0 || s.generation != k.generation {
+		s.generation, s.chains = 0, nil
+		found, err := k.table.Foreign(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range found {
+			s.chains = append(s.chains, f.String())
+		}
+		s.generation = k.generation
+	}
+	if depth == Everything {
+		s.tables = nil
+		found, err := legacy.Tables(k.handle)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range found {
+			if t.Name != "nat" { // which stands behind ours
+				s.tables = append(s.tables, t.String())
+			}
+		}
+	}
+	return slices.Concat(s.chains, s.routes, s.tables), nil
 }
 
 // Remove takes everything of ours out of the namespace. What still leads to the

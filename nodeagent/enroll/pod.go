@@ -65,9 +65,10 @@ type progress struct {
 	announced bool
 	listeners status.Listeners
 	squatters []sockets.Squatter // who hold ports of the proxy's
-	noDNS     bool      // the proxy does not listen for DNS
-	noDNSFrom time.Time // since when
-	began     time.Time // when the capture was begun
+	foreign   []string           // what may take packets before our redirects do
+	noDNS     bool               // the proxy does not listen for DNS
+	noDNSFrom time.Time          // since when
+	began     time.Time          // when the capture was begun
 	checked   time.Time
 	inspectAt time.Time // when to look at everything again
 	repaired  int

@@ -49,6 +49,9 @@ type Kernel interface {
 	// Check returns how the kernel differs from want; empty if it does not. What
 	// could not be looked at is an error, and does not keep the rest from being seen.
 	Check(ctx context.Context, want ruleset.Config, depth Depth) (drift string, err error)
+	// Foreign names what is not ours and may take packets before our redirects do, as
+	// it was when Check looked last.
+	Foreign(ctx context.Context, depth Depth) ([]string, error)
 	// Remove takes all of ours out of the namespace. Nothing to remove is success.
 	Remove(ctx context.Context) error
 	// Expel deletes the conntrack entries of what would go on past new redirects, or by

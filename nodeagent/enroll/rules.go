@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
@@ -70,9 +71,7 @@ func (p *pod) uphold(ctx context.Context) error {
 	drift, err := p.kernel.Check(ctx, p.applied, depth)
 	if drift == "" && err == nil {
 		p.verified, p.checked = true, time.Now()
-		if depth == Everything {
-			p.inspect(ctx)
-		}
+		p.lookAround(ctx, depth)
 	}
 	if drift == "" {
 		return err
@@ -106,9 +105,21 @@ func (p *pod) depth() Depth {
 	return Everything
 }
 
-// inspect looks at the rest of everything, and puts the next such look off: the first
-// time at random, so that pods which were captured together have their looks apart.
-func (p *pod) inspect(ctx context.Context) {
+// lookAround looks for what defeats rules that are as they should be. A look at
+// everything puts the next one off: the first time at random, so that pods which were
+// captured together have theirs apart.
+func (p *pod) lookAround(ctx context.Context, depth Depth) {
+	before := p.foreign
+	var err error
+	if p.foreign, err = p.kernel.Foreign(ctx, depth); err != nil {
+		p.r.config.Logger.Debug("cannot tell what stands before our rules", "pod", p.name(), "error", err)
+	}
+	if len(p.foreign) > 0 && !slices.Equal(before, p.foreign) {
+		p.r.config.Logger.Warn("a pod's traffic may be taken before it is redirected", "pod", p.name(), "by", strings.Join(p.foreign, ", "))
+	}
+	if depth != Everything {
+		return
+	}
 	if err := p.listen(ctx, Everything); err == nil && len(p.squatters) > 0 {
 		p.r.Wake(p.uid)
 	}

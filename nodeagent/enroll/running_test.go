@@ -103,26 +103,6 @@ func TestExistingConnections(t *testing.T) {
 	}
 }
 
-// Somebody who changes the rules again and again is named, and costs little.
-func TestAFightForTheRules(t *testing.T) {
-	captured(t, func(w *world, s *space) {
-		for range 200 { // ten times a second
-			s.set(func() { s.rules = "" })
-			s.changed("evil (pid 42)")
-			w.pass(100 * time.Millisecond)
-		}
-		if n := strings.Count(w.done(), "apply full+dns"); n < fightRepairs || n > 15 {
-			t.Errorf("put right %d times in 20 s", n)
-		}
-		got := w.r.Report()[0]
-		if got.State != status.Bypassing || got.Reason != status.RulesFought || !strings.Contains(got.Message, "by evil (pid 42)") {
-			t.Errorf("got %s (%s): %s", got.State, got.Reason, got.Message)
-		}
-		w.pass(time.Minute)
-		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
-	})
-}
-
 // The kernel tells of a change at once; the log says who made it.
 func TestDriftIsToldOf(t *testing.T) {
 	captured(t, func(w *world, s *space) {

@@ -3,6 +3,7 @@ package enroll
 import (
 	"cmp"
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
@@ -22,6 +23,7 @@ type space struct {
 	proxied   int
 	older     int // connections that bypass
 	squatters []sockets.Squatter
+	foreign   []string
 	changed   func(by string)
 	looks     int              // at the listeners
 	fail      map[string]error // by verb
@@ -166,6 +168,12 @@ func (s *space) Listeners(context.Context) (status.Listeners, error) {
 	s.looks++
 	tcp := s.missing != "tcp"
 	return status.Listeners{Known: true, Outbound: tcp, Inbound: tcp, HBONE: tcp, DNS: s.missing != "dns"}, nil
+}
+
+func (s *space) Foreign(context.Context, Depth) ([]string, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	return slices.Clone(s.foreign), s.fail["foreign"]
 }
 
 func (s *space) Squatters(context.Context, Depth) ([]sockets.Squatter, error) {

@@ -8,6 +8,7 @@ type Reason string
 const (
 	OK                   Reason = "OK"
 	ReasonOldConnections Reason = "OldConnections"
+	ForeignRules         Reason = "ForeignRules"
 	ProxyWithoutDNS      Reason = "ProxyWithoutDNS"
 	Capturing            Reason = "Capturing"
 	Draining             Reason = "Draining"
@@ -30,6 +31,7 @@ const (
 
 var remedies = map[Reason]string{
 	ReasonOldConnections: "restart the pod, or its old connections, to bring those under the proxy too",
+	ForeignRules:         "remove what is named from the pod's network namespace, or take NET_ADMIN from what put it there",
 	ProxyWithoutDNS:      "switch DNS capture on in the proxy, or off for the pod (annotation ambient.istio.io/dns-capture)",
 	PodUnknown:           "look whether the pod's object (or manifest) exists and names this node",
 	SandboxUnknown:       "restart the pod, so that the runtime makes it a new sandbox and tells the agent",
