@@ -19,7 +19,7 @@ func (r *Reconciler) adopt() {
 	for _, record := range records {
 		uid := record.Attachment.UID
 		p := newPod(r, uid)
-		p.attachment, p.recorded = &record.Attachment, &record.Netns
+		p.attachment, p.recorded, p.place.Process = &record.Attachment, &record.Netns, record.Process
 		if p.isOver() {
 			r.ended[uid] = true
 			if err := r.config.Records.Delete(uid); err != nil {

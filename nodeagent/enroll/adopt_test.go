@@ -320,7 +320,7 @@ func TestRecordDir(t *testing.T) {
 	want := Record{
 		Version: recordVersion, Attachment: sandboxOf("web", "c1"), Netns: id, ServiceAccount: "sa",
 		Decision: intent.Decision{Capture: true, Reason: intent.Selected, Redirect: intent.Redirect{CaptureDNS: true, VirtualInterfaces: []string{"tap0"}}},
-		Touched:  true, Older: true, Raced: true,
+		Touched:  true, Older: true, Raced: true, Process: 20,
 		Applied: ruleset.Config{Form: ruleset.FormSYN, ProbeIPv4: ruleset.DefaultProbeIPv4, ProbeIPv6: ruleset.DefaultProbeIPv6, VirtualInterfaces: []string{"tap0"}},
 	}
 	for _, gone := range []string{"", "", dir.file("uid-web"), string(dir), filepath.Dir(string(dir))} {

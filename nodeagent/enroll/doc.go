@@ -42,7 +42,10 @@
 //   - A label that is put back while the pod is being released: the release ends
 //     there.
 //   - The pod's object vanishes while its namespace lives: its state stays. The
-//     namespace vanishes: whatever anybody says, the pod is over.
+//     namespace vanishes: whatever anybody says, the pod is over. The process ends by
+//     which a pod was found: it is over when a search finds nothing more of it.
+//   - A DEL for a pod that was found, and whose container's id nobody knows: the
+//     namespace that it names decides, and otherwise the kernel.
 //   - A pod started before the agent did, on a new node or after a boot: if it is known
 //     to be younger than the installation, what it opened in the clear is reset.
 //   - The agent is killed between any two steps, and whatever happens until the next

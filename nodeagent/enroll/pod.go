@@ -25,6 +25,7 @@ type pod struct {
 
 	calls  []*call    // guarded by Reconciler.mu: not taken yet
 	report status.Pod // guarded by Reconciler.mu
+	search *search    // guarded by Reconciler.mu; nil: there is none
 
 	sweepAt time.Time // guarded by Reconciler.mu: when the sweep gives it a turn
 	changer string    // guarded by Reconciler.mu: who changed the namespace last
@@ -48,6 +49,8 @@ type progress struct {
 	place    sandbox.Place
 	found    bool      // place is known
 	recorded *netns.ID // which namespace it is by the record; nil: not adopted
+	lost     bool      // it was known by a process that has ended
+	unfound  string    // why it is not found again
 	kernel   Kernel    // nil: the namespace is not open
 
 	// What has been done, in the order of a capture.
@@ -112,7 +115,7 @@ type outcome struct {
 // can be done now.
 func (p *pod) reconcile(ctx context.Context) outcome {
 	if p.attachment != nil && p.isOver() {
-		// The kernel's own word: whatever the runtime still says, the sandbox is over.
+		// Whatever the runtime still says, the sandbox is over.
 		p.fail(&Failure{status.NetnsRefused, "the sandbox's network namespace is gone"})
 		p.drop()
 	}
@@ -144,6 +147,9 @@ func (p *pod) towards(ctx context.Context) outcome {
 	}
 	if p.orphan {
 		return p.orphaned()
+	}
+	if p.lost && p.kernel == nil && (p.decision.Capture || p.touched) {
+		return p.missing()
 	}
 	if err := p.resume(); err != nil {
 		p.keep()
@@ -182,7 +188,10 @@ func (p *pod) look() {
 // isOver reports whether the pod's namespace is gone, or is another one than was on
 // record. That it cannot be looked at now says nothing.
 func (p *pod) isOver() bool {
-	if p.found {
+	switch {
+	case p.found && p.place.Process != 0:
+		return p.vanished()
+	case p.found:
 		return p.r.config.Gone(p.place)
 	}
 	return p.recorded != nil && errors.Is(p.find(), sandbox.ErrNotAPods)
@@ -198,6 +207,11 @@ func (p *pod) find() error {
 	if err == nil && p.recorded != nil && place.ID != *p.recorded {
 		err = fmt.Errorf("%s: %w: another one (%s) took the place of the one on record (%s)", place.Path, sandbox.ErrNotAPods, place.ID, *p.recorded)
 	}
+	if p.place.Process != 0 && errors.Is(err, sandbox.ErrNotAPods) {
+		// Adopted, and the process is not there any more: to be searched for.
+		place, err = sandbox.Place{Path: p.attachment.Netns, ID: *p.recorded}, nil
+	}
+	place.Process = p.place.Process
 	p.place, p.found = place, err == nil
 	return err
 }

@@ -24,6 +24,9 @@ type Record struct {
 	Version    int                 `json:"version"`
 	Attachment agentapi.Attachment `json:"attachment"`
 	Netns      netns.ID            `json:"netns"`
+	// Process is not 0 if the attachment's netns is a process's, of which nobody has
+	// told us: see sandbox.Place.
+	Process int `json:"process,omitempty"`
 
 	ServiceAccount string          `json:"serviceAccount"`
 	Decision       intent.Decision `json:"decision"`
@@ -140,7 +143,7 @@ func (d RecordDir) file(uid string) string { return filepath.Join(string(d), uid
 // record is what the next agent should know of the pod.
 func (p *pod) record() Record {
 	return Record{
-		Attachment: *p.attachment, Netns: p.place.ID,
+		Attachment: *p.attachment, Netns: p.place.ID, Process: p.place.Process,
 		ServiceAccount: p.object.ServiceAccount, Decision: p.decision,
 		Touched: p.touched, Adding: p.adding != nil || p.orphan, Applied: p.applied,
 		Stood: p.stood, Older: p.older, Gap: p.gap, Raced: p.raced, Kept: p.kept,

@@ -24,10 +24,11 @@ func (r *Reconciler) seek(ctx context.Context) {
 	}
 }
 
-// Seek looks once, for all of them together. Until a pod's namespace is found, its
-// proxies are asked to keep what they may have of it.
+// Seek looks once, for all of them together, and for those of ours that are lost.
+// Until a pod's namespace is found, its proxies are asked to keep what they may have of
+// it.
 func (r *Reconciler) Seek(ctx context.Context) {
-	wanted := r.missing()
+	wanted := r.unknown()
 	if len(wanted) == 0 {
 		return
 	}
@@ -36,8 +37,14 @@ func (r *Reconciler) Seek(ctx context.Context) {
 	defer r.mu.Unlock()
 	for _, w := range wanted {
 		place, ok := found[w.UID]
+		p := r.pods[w.UID]
 		switch {
-		case r.pods[w.UID] != nil: // the runtime was faster
+		case p != nil && p.search != nil:
+			p.search = &search{wanted: w, done: true, found: place, err: errs[w.UID]}
+			if r.queue != nil {
+				r.queue.Add(w.UID)
+			}
+		case p != nil: // the runtime was faster
 		case ok:
 			r.take(w, place)
 		case r.kept[w.UID].gone:
@@ -58,8 +65,8 @@ type kept struct {
 	gone   bool   // and the source does not know it any more
 }
 
-// missing returns the pods to look for, and has proxies keep them.
-func (r *Reconciler) missing() []sandbox.Wanted {
+// unknown returns the pods to look for, and has proxies keep them.
+func (r *Reconciler) unknown() []sandbox.Wanted {
 	objects := r.config.Source.Pods()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,6 +93,11 @@ func (r *Reconciler) missing() []sandbox.Wanted {
 			if !r.ended[uid] {
 				r.config.Proxies.Keep(uid)
 			}
+		}
+	}
+	for _, p := range r.pods {
+		if p.search != nil && !p.search.done {
+			wanted = append(wanted, p.search.wanted)
 		}
 	}
 	r.plain = plain

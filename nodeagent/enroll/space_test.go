@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"strings"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
-	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
@@ -33,54 +31,16 @@ type space struct {
 func (w *world) space(container string) *space {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.spaceOf(container)
+}
+
+// spaceOf is space where w.mu is held.
+func (w *world) spaceOf(container string) *space {
 	path := "/run/netns/" + container
 	if w.spaces[path] == nil {
 		w.spaces[path] = &space{w: w, path: path, fail: map[string]error{}}
 	}
 	return w.spaces[path]
-}
-
-func (w *world) find(path string) (sandbox.Place, error) {
-	s := w.space(strings.TrimPrefix(path, "/run/netns/"))
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return sandbox.Place{Path: path, Source: sandbox.SourceADD}, s.fail["find"]
-}
-
-func (w *world) gone(place sandbox.Place) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.spaces[place.Path].fail["gone"] != nil
-}
-
-func (w *world) search(_ context.Context, wanted []sandbox.Wanted) (map[string]sandbox.Found, map[string]error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	found, errs := map[string]sandbox.Found{}, map[string]error{}
-	for _, pod := range wanted {
-		if container, ok := w.findable[pod.UID]; ok {
-			path := "/run/netns/" + container
-			if w.spaces[path] == nil {
-				w.spaces[path] = &space{w: w, path: path, fail: map[string]error{}}
-			}
-			found[pod.UID] = sandbox.Found{Place: sandbox.Place{Path: path, Source: sandbox.SourceCache, Born: w.born}, ContainerID: container}
-		} else {
-			errs[pod.UID] = sandbox.ErrNotFound
-		}
-	}
-	return found, errs
-}
-
-func (w *world) open(place sandbox.Place, changed func(string)) (Kernel, error) {
-	s := w.space(strings.TrimPrefix(place.Path, "/run/netns/"))
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if err := s.fail["open"]; err != nil {
-		return nil, err
-	}
-	s.open++
-	s.changed = changed
-	return s, nil
 }
 
 // set changes a space while the reconciler may look at it.

@@ -38,8 +38,7 @@ type world struct {
 	steps, killAfter int
 	dead             bool
 
-	findable map[string]string // containers, by UID, that a search finds
-	born     time.Time         // when their sandboxes were made
+	places
 
 	installed time.Time
 
