@@ -169,6 +169,23 @@ func (p *pod) current(c *call) bool {
 	return p.attachment != nil && p.attachment.ContainerID == c.attachment.ContainerID
 }
 
+// ends reports whether a DEL is about the pod's present sandbox. Of one that was found
+// the container's id may not be known, until an ADD tells it: then the namespace that
+// the DEL names decides. A DEL that names none may as well be an old sandbox's; the
+// kernel knows whether ours is over.
+func (p *pod) ends(c *call) bool {
+	switch {
+	case p.attachment == nil || p.attachment.ContainerID != "":
+		return p.current(c)
+	case c.attachment.Netns == "":
+		return false
+	case c.attachment.Netns == p.attachment.Netns:
+		return true
+	}
+	place, err := p.r.config.Find(c.attachment.Netns)
+	return err == nil && place.ID == p.place.ID
+}
+
 // repeats reports whether an ADD is for the pod's present sandbox in every respect.
 // A container's id that comes with another namespace is another sandbox.
 func (p *pod) repeats(c *call) bool {
@@ -179,7 +196,7 @@ func (p *pod) repeats(c *call) bool {
 // take carries out an ADD or a DEL as far as that needs no waiting.
 func (p *pod) take(c *call) {
 	switch {
-	case c.verb == del && p.current(c):
+	case c.verb == del && p.ends(c):
 		p.fail(&Failure{status.Deleted, "the runtime deleted the sandbox"})
 		p.drop()
 		p.answer(c, nil)
