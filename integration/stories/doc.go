@@ -16,6 +16,8 @@
 //	label NAME KEY=VALUE            set a label of the pod
 //	unlabel NAME KEY                take it away
 //	annotate NAME KEY=VALUE         set an annotation
+//	chain in|out                    put fairlead-cni into the runtime's list of plugins, where it is at
+//	                                first, or take it out
 //	add NAME [SANDBOX] [&]          have the runtime start the pod, in a sandbox of the pod's name or
 //	                                another (ADD); with & the story goes on meanwhile
 //	finish SANDBOX                  wait for the end of an ADD that was begun with &

@@ -33,7 +33,7 @@ type node struct {
 
 	agent, proxy daemon
 	cni          *libcni.CNIConfig
-	list         *libcni.NetworkConfigList
+	unchained    bool                 // fairlead-cni is not in the runtime's list of plugins
 	manifests    map[string]*manifest // by the pod's name
 	sandboxes    map[string]*sandbox
 	made         int // sandboxes so far
@@ -60,6 +60,7 @@ const config = `apiVersion: agent.fairlead.io/v1alpha1
 kind: AgentConfig
 runDir: %s
 proxySocket: %s
+cniCache: %s
 httpAddress: ""
 `
 
@@ -90,7 +91,7 @@ func (n *node) furnish(lines []string) error {
 		}
 		n.closers = append(n.closers, names.Close)
 	}
-	text := fmt.Sprintf(config, n.file("run"), n.file("zds.sock")) + strings.Join(lines, "\n") + "\n"
+	text := fmt.Sprintf(config, n.file("run"), n.file("zds.sock"), n.file("cni/results")) + strings.Join(lines, "\n") + "\n"
 	return errors.Join(os.Mkdir(n.file("pods"), 0o700), os.WriteFile(n.file("agent.yaml"), []byte(text), 0o600), n.furnishRuntime())
 }
 

@@ -36,13 +36,29 @@ esac
 
 const cniVersion = "1.0.0"
 
-func (n *node) furnishRuntime() (err error) {
+func (n *node) furnishRuntime() error {
 	// What the plugins say on stderr is in cni.log, too.
 	silent := &invoke.DefaultExec{RawExec: &invoke.RawExec{}, PluginDecoder: version.PluginDecoder{}}
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{n.dir, n.bin}, n.file("cni"), silent)
-	n.list, err = libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": %q, "name": "net", "plugins": [
-		{"type": "primary"}, {"type": "fairlead-cni", "agentSocket": %q}]}`, cniVersion, n.file("run/agent.sock")))
-	return errors.Join(err, os.WriteFile(n.file("primary"), []byte(primary), 0o700))
+	return os.WriteFile(n.file("primary"), []byte(primary), 0o700)
+}
+
+// list is the runtime's list of plugins as it is now.
+func (n *node) list() (*libcni.NetworkConfigList, error) {
+	plugins := `{"type": "primary"}`
+	if !n.unchained {
+		plugins += fmt.Sprintf(`, {"type": "fairlead-cni", "agentSocket": %q}`, n.file("run/agent.sock"))
+	}
+	return libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": %q, "name": "net", "plugins": [%s]}`, cniVersion, plugins))
+}
+
+// chain puts fairlead-cni into the list, or takes it out.
+func (n *node) chain(where string) error {
+	n.unchained = where == "out"
+	if where != "in" && where != "out" {
+		return errUsage
+	}
+	return nil
 }
 
 // add starts a pod: add POD [SANDBOX] [&].
@@ -71,6 +87,10 @@ func (n *node) begin(pod, name string) error {
 	if s := n.sandboxes[name]; s != nil && !s.gone {
 		return fmt.Errorf("there is a sandbox %s already", name)
 	}
+	list, err := n.list()
+	if err != nil {
+		return err
+	}
 	n.made++ // each try has a namespace and a container id of its own
 	container := fmt.Sprintf("%s-%d", name, n.made)
 	ns, err := netlab.Create(n.name + "-" + container)
@@ -93,7 +113,7 @@ func (n *node) begin(pod, name string) error {
 	n.sandboxes[name] = s
 	go func() {
 		defer close(s.added)
-		_, s.err = n.cni.AddNetworkList(n.ctx, n.list, s.conf)
+		_, s.err = n.cni.AddNetworkList(n.ctx, list, s.conf)
 	}()
 	return nil
 }
@@ -128,12 +148,16 @@ func (n *node) del(name string) error {
 	if s == nil {
 		return fmt.Errorf("there is no sandbox %s", name)
 	}
+	list, err := n.list()
+	if err != nil {
+		return err
+	}
 	if s.gone {
 		s.conf.NetNS = ""
-		return n.cni.DelNetworkList(n.ctx, n.list, s.conf)
+		return n.cni.DelNetworkList(n.ctx, list, s.conf)
 	}
 	s.app.end()
-	return errors.Join(n.cni.DelNetworkList(n.ctx, n.list, s.conf), s.close())
+	return errors.Join(n.cni.DelNetworkList(n.ctx, list, s.conf), s.close())
 }
 
 // sandbox is one that has not been deleted.

@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 15) }
+func TestMain(m *testing.M) { netlab.Main(m, 18) }
 
 // binaries builds what the stories run, once, and returns the directory.
 var binaries = sync.OnceValues(func() (string, error) {
@@ -86,6 +86,7 @@ func commands() map[string]command {
 		"label":    silent(2, 2, func(n *node, args []string) error { return n.label(args[0], args[1]) }),
 		"unlabel":  silent(2, 2, func(n *node, args []string) error { return n.unlabel(args[0], args[1]) }),
 		"annotate": silent(2, 2, func(n *node, args []string) error { return n.annotate(args[0], args[1]) }),
+		"chain":    silent(1, 1, func(n *node, args []string) error { return n.chain(args[0]) }),
 		"add":      silent(1, 3, (*node).add),
 		"finish":   silent(1, 1, func(n *node, args []string) error { return n.finish(args[0]) }),
 		"del":      silent(1, 1, func(n *node, args []string) error { return n.del(args[0]) }),
