@@ -351,9 +351,9 @@ func TestKernelTellsWhoChangesThings(t *testing.T) {
 	}
 }
 
-func listen(t *testing.T, pod *netlab.NS, addr string) {
+func listen(t *testing.T, pod *netlab.NS, addr string, options ...netlab.Option) {
 	t.Helper()
-	l, err := pod.Listen(addr)
+	l, err := pod.Listen(addr, options...)
 	if err != nil {
 		t.Fatal(err)
 	}
