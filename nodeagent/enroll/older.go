@@ -49,9 +49,13 @@ func (p *pod) due(bypassing []sockets.Connection) []sockets.Connection {
 	case p.decision.Existing == intent.Keep, !p.gap && !p.raced:
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(bypassing), func(c sockets.Connection) bool { return slices.Contains(p.kept, c.ID()) })
+	return slices.DeleteFunc(slices.Clone(bypassing), func(c sockets.Connection) bool {
+		_, kept := slices.BinarySearch(p.kept, c.ID())
+		return kept
+	})
 }
 
+// ids are in order: there may be thousands to be looked up among.
 func ids(connections []sockets.Connection) []uint64 {
 	var all []uint64
 	for _, c := range connections {

@@ -61,7 +61,7 @@ type progress struct {
 	older     bool           // there may be connections that are older than the redirects
 	gap       bool           // and they were opened while redirects that had stood were away
 	raced     bool           // or because the pod was quicker than the agent
-	kept      []uint64       // the older connections that are kept, by their sockets' numbers
+	kept      []uint64       // the older connections that are kept, by their sockets' numbers, in order
 	paired    bool           // bypassing is known
 	bypassing int            // how many connections do
 	stale     bool           // conntrack entries may defeat the redirects

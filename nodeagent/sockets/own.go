@@ -13,11 +13,19 @@ import (
 )
 
 // own are the addresses that are the pod's own. What goes to them stays in the pod.
-type own []netip.Prefix
+// There may be thousands, and thousands of sockets to ask for.
+type own struct {
+	prefixes map[netip.Prefix]bool
+	lengths  map[int]bool // of the prefixes: two or three, as a rule
+}
+
+func (o own) add(p netip.Prefix) {
+	o.prefixes[p], o.lengths[p.Bits()] = true, true
+}
 
 func (o own) contain(a netip.Addr) bool {
-	for _, p := range o {
-		if p.Contains(a) {
+	for bits := range o.lengths {
+		if p, err := a.Prefix(bits); err == nil && o.prefixes[p] { // else one of the other family's
 			return true
 		}
 	}
@@ -32,10 +40,10 @@ const maxOwn = 1 << 12
 func ownAddresses(ctx context.Context, h *netns.Handle) (own, error) {
 	conn, err := nlconn.Open(h, unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, err
+		return own{}, err
 	}
 	defer func() { _ = conn.Close() }() // it was only read from
-	var all own
+	all := own{map[netip.Prefix]bool{}, map[int]bool{}}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		request := make([]byte, unix.SizeofRtMsg)
 		request[0] = family
@@ -51,9 +59,11 @@ func ownAddresses(ctx context.Context, h *netns.Handle) (own, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("cannot list the pod's own addresses: %w", err)
+			return own{}, fmt.Errorf("cannot list the pod's own addresses: %w", err)
 		}
-		all = append(all, found...)
+		for _, prefix := range found {
+			all.add(prefix)
+		}
 	}
 	return all, nil
 }

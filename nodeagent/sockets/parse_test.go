@@ -157,6 +157,21 @@ func TestTooManyLocalRoutes(t *testing.T) {
 	netlab.MustRun(t, n, "sh", "-c", fmt.Sprintf(
 		`i=0; while [ $i -le %d ]; do echo "route add local 10.0.$((i / 256)).$((i %% 256)) dev lo"; i=$((i + 1)); done | ip -batch -`, 3*maxOwn))
 	if own, err := ownAddresses(t.Context(), n.Handle); !errors.Is(err, ErrTooMany) {
-		t.Errorf("%d addresses, %v", len(own), err)
+		t.Errorf("%d addresses, %v", len(own.prefixes), err)
+	}
+}
+
+func TestOwn(t *testing.T) {
+	own := own{map[netip.Prefix]bool{}, map[int]bool{}}
+	for _, prefix := range []string{"127.0.0.0/8", "10.0.0.5/32", "10.9.0.0/16", "::1/128", "fd00::/64"} {
+		own.add(netip.MustParsePrefix(prefix))
+	}
+	for addr, want := range map[string]bool{
+		"127.4.5.6": true, "10.0.0.5": true, "10.9.255.255": true, "::1": true, "fd00::ffff": true,
+		"128.0.0.1": false, "10.0.0.4": false, "10.8.255.255": false, "::2": false, "fd00:0:0:1::1": false,
+	} {
+		if got := own.contain(netip.MustParseAddr(addr)); got != want {
+			t.Errorf("%s: %t, want %t", addr, got, want)
+		}
 	}
 }
