@@ -123,7 +123,8 @@ func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 	}
 	calls := p.calls
 	p.calls = nil
-	r.busy[uid] = time.Now()
+	began := time.Now()
+	r.busy[uid] = began
 	r.mu.Unlock()
 
 	var checks []*call
@@ -160,8 +161,33 @@ func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 		delete(r.pods, uid)
 		return 0
 	}
-	p.sweepAt = time.Now().Add(r.config.SweepInterval)
-	return sooner(out.again, p.warn())
+	return p.next(sooner(out.again, p.warn()), began)
+}
+
+// next is when the pod has its next turn, after one that began then and wants another
+// after again, if nothing else calls for one. Reconciler.mu is held.
+func (p *pod) next(again time.Duration, began time.Time) time.Duration {
+	now := time.Now()
+	pause := rest(now.Sub(began))
+	if p.changed {
+		again = time.Nanosecond // as soon as may be
+	}
+	if again > 0 && p.adding == nil {
+		again = max(again, pause)
+	}
+	p.sweepAt, p.restsUntil, p.changed = now.Add(p.r.config.SweepInterval), now.Add(pause), false
+	return again
+}
+
+// rest is how long a pod is not looked at for what changes in its namespace, after a
+// turn that took so long. Somebody in the pod may have made it long, and may change
+// things without a pause: that is worth a fifth of a worker, and of a core, at most.
+func rest(took time.Duration) time.Duration {
+	const ordinary = 50 * time.Millisecond
+	if took <= ordinary {
+		return 0
+	}
+	return 4 * took
 }
 
 // current reports whether the call is about the pod's present sandbox.

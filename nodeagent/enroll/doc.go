@@ -54,6 +54,8 @@
 //     opened meanwhile reset. Somebody who does so again and again is named, and
 //     answered at a growing pause.
 //   - No record can be written: the pod starts; the next agent has to look for it.
-//   - One pod's namespace that is slow: a turn holds one worker of a bounded pool,
-//     and liveness fails when it holds it for a minute.
+//   - One pod's namespace that is slow: a turn holds one worker of a bounded pool, which
+//     another replaces after a second; liveness fails when it holds it for a minute.
+//   - A pod that changes its namespace without a pause, and has filled it so that a look
+//     takes long: it is looked at less often, and others have their turns meanwhile.
 package enroll

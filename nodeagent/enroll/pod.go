@@ -31,6 +31,12 @@ type pod struct {
 	changer string    // guarded by Reconciler.mu: who changed the namespace last
 	answers []answer  // to the calls taken in this turn; the worker's
 	written []byte    // the record as it was written last; the worker's
+
+	// Guarded by Reconciler.mu: changes in its namespace give the pod no turn before it
+	// has rested; changed says that there were some during its turn.
+	restsUntil time.Time
+	changed    bool
+
 	progress
 }
 
@@ -232,12 +238,16 @@ func (p *pod) open() error {
 // kernel tells of in its namespace. Our own changes are told of too, and cost one
 // look at a number.
 func (p *pod) kernelChanged(by string) {
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
 	if by != "" {
-		p.r.mu.Lock()
 		p.changer = by
-		p.r.mu.Unlock()
 	}
-	p.r.Wake(p.uid)
+	if _, busy := p.r.busy[p.uid]; busy {
+		p.changed = true
+	} else if p.r.queue != nil {
+		p.r.queue.AddAfter(p.uid, time.Until(p.restsUntil))
+	}
 }
 
 // culprit names who changed the namespace last, as far as the kernel has said.

@@ -111,7 +111,8 @@ type Config struct {
 	ReleaseGrace, DrainTimeout time.Duration
 	// SweepInterval is how often, at least, a pod has a turn when nothing calls for one.
 	SweepInterval time.Duration
-	// Workers bounds how many pods have their turn at once.
+	// Workers bounds how many pods have their turn at once, not counting one that has
+	// had it for long.
 	Workers int
 
 	Metrics *Metrics
@@ -174,7 +175,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 
 	var group errgroup.Group
 	for range r.config.Workers {
-		group.Go(func() error { r.work(ctx, queue); return nil })
+		group.Go(func() error { r.work(ctx, queue, &group); return nil })
 	}
 	group.Go(func() error { r.sweep(ctx, queue); return nil })
 	group.Go(func() error { r.seek(ctx); return nil })
@@ -187,9 +188,14 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
+// relief is after how long the worker that a pod holds is replaced. The kernel may make
+// us wait for as long as a transaction of somebody in the pod takes, and that does not
+// concern other pods.
+const relief = time.Second
+
 // work is one worker of the pool.
-func (r *Reconciler) work(ctx context.Context, queue workqueue.TypedDelayingInterface[string]) {
-	for {
+func (r *Reconciler) work(ctx context.Context, queue workqueue.TypedDelayingInterface[string], pool *errgroup.Group) {
+	for replaced := false; !replaced; {
 		uid, shutdown := queue.Get()
 		if shutdown {
 			return
@@ -203,7 +209,15 @@ func (r *Reconciler) work(ctx context.Context, queue workqueue.TypedDelayingInte
 			r.beat = time.Now()
 			r.mu.Unlock()
 		default:
+			works := make(chan struct{})
+			replacement := time.AfterFunc(relief, func() {
+				pool.Go(func() error { r.work(ctx, queue, pool); return nil })
+				close(works)
+			})
 			again = r.turn(ctx, uid)
+			if replaced = !replacement.Stop(); replaced {
+				<-works // the pool is never without a worker while it is waited for
+			}
 		}
 		if again > 0 {
 			queue.AddAfter(uid, again)

@@ -130,21 +130,24 @@ func TestManyAtOnce(t *testing.T) {
 }
 
 func TestHealthy(t *testing.T) {
-	running(t, func(w *world, s *space) {
-		if err := w.r.Healthy(); err != nil {
-			t.Errorf("a quiet reconciler: %v", err)
+	inWorld(t, func(w *world) {
+		const pods = 100
+		for i := range pods {
+			name := fmt.Sprint(i)
+			w.object(name, true)
+			if err := w.add(name, name); err != nil {
+				t.Fatal(err)
+			}
 		}
-		// Both workers are held by namespaces that do not answer.
-		release := make(chan struct{})
-		w.object("other", false)
-		if err := w.add("other", "c2"); err != nil {
-			t.Fatal(err)
+		// More work than the two workers can do, each piece of it short.
+		slow := func(d time.Duration) {
+			for i := range pods {
+				s := w.space(fmt.Sprint(i))
+				s.set(func() { s.slow = d })
+			}
 		}
-		for _, blocked := range []*space{s, w.space("c2")} {
-			blocked.set(func() { blocked.block = release })
-		}
-		w.object("web", true)
-		w.object("other", true)
+		slow(relief - 100*time.Millisecond)
+		w.r.Wake("")
 		w.pass(29 * time.Second)
 		if err := w.r.Healthy(); err != nil {
 			t.Errorf("after 29 s: %v", err)
@@ -153,8 +156,8 @@ func TestHealthy(t *testing.T) {
 		if err := w.r.Healthy(); err == nil {
 			t.Error("no worker is free, yet all is well")
 		}
-		close(release)
-		w.pass(time.Second)
+		slow(0)
+		w.pass(time.Minute)
 		if err := w.r.Healthy(); err != nil {
 			t.Errorf("afterwards: %v", err)
 		}
@@ -176,6 +179,68 @@ func TestOnePodThatHoldsAWorker(t *testing.T) {
 		}
 		close(release)
 		synctest.Wait()
+	})
+}
+
+// Pods whose namespaces do not answer hold more workers than there are.
+func TestPodsThatHoldAllWorkersHoldUpNobody(t *testing.T) {
+	inWorld(t, func(w *world) {
+		held := []string{"a", "b", "c"}
+		for _, name := range held {
+			w.object(name, false)
+			if err := w.add(name, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		answer := make(chan struct{})
+		for _, name := range held {
+			s := w.space(name)
+			s.set(func() { s.block = answer })
+			w.object(name, true)
+		}
+		w.object("web", true)
+		started := w.addLater(w.t.Context(), "web", "c1")
+		w.pass(2 * relief)
+		select {
+		case err := <-started:
+			if err != nil {
+				t.Error(err)
+			}
+		default:
+			t.Error("another pod's ADD waits for them")
+		}
+		w.object("web", false)
+		w.pass(30 * time.Second) // the grace
+		w.wantState("a NotCaptured NotLabelled", "b NotCaptured NotLabelled", "c NotCaptured NotLabelled", "web NotCaptured NotLabelled")
+		if err := w.r.Healthy(); err != nil {
+			t.Error(err)
+		}
+		close(answer)
+		w.pass(time.Minute)
+		w.wantState("a Captured OK", "b Captured OK", "c Captured OK", "web NotCaptured NotLabelled",
+			"/run/netns/a has full+dns", "/run/netns/b has full+dns", "/run/netns/c has full+dns",
+			"proxy has uid-a acked", "proxy has uid-b acked", "proxy has uid-c acked")
+	})
+}
+
+// A pod that changes things without a pause, and is slow to look at, is looked at less
+// often; the runtime does not wait for that.
+func TestAPodThatIsSlowToLookAtRests(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		const slow = time.Second
+		s.set(func() { s.slow, s.looks = slow, 0 })
+		for range 1000 {
+			s.changed("evil (pid 42)")
+			w.pass(100 * time.Millisecond)
+		}
+		if s.looks < 10 || s.looks > 100/5+1 {
+			t.Errorf("looked %d times in 100 s, each time for 1 s", s.looks)
+		}
+		s.set(func() { s.looks = 0 })
+		began := time.Now()
+		if err := w.r.Check(w.t.Context(), sandboxOf("web", "c1")); err != nil || time.Since(began) > 2*slow {
+			t.Errorf("CHECK was answered after %s: %v", time.Since(began), err)
+		}
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"time"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
@@ -26,6 +27,7 @@ type space struct {
 	looks     int              // at the listeners
 	fail      map[string]error // by verb
 	block     chan struct{}    // Apply hangs until it is closed
+	slow      time.Duration    // Check takes so long
 }
 
 func (w *world) space(container string) *space {
@@ -83,6 +85,10 @@ func (s *space) Apply(_ context.Context, want ruleset.Config) error {
 }
 
 func (s *space) Check(_ context.Context, want ruleset.Config, _ Depth) (string, error) {
+	s.w.mu.Lock()
+	slow := s.slow
+	s.w.mu.Unlock()
+	<-time.After(slow) // the bubble's clock
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
 	if err := s.fail["check"]; err != nil {
