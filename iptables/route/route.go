@@ -20,6 +20,7 @@
 //     puts it right, and adds before it deletes.
 //   - Rules or routes that change while they are read: read again, and in the end
 //     reported, never taken for complete.
+//   - Rules, routes or interfaces by the thousand: the look ends, with an error.
 //   - IPv6 that is off for the whole kernel (no such family), off in the namespace
 //     (nothing to route: no route is wanted), or off on lo alone (no route is
 //     possible: an error that names the setting).
@@ -140,7 +141,8 @@ func (r *Router) remove(ctx context.Context, f family) error {
 	return errors.Join(r.applyRule(ctx, f, 0), r.removeRoutes(ctx, f))
 }
 
-// Check compares the namespace with want and changes nothing.
+// Check compares the namespace with want and changes nothing. What it could see it
+// returns with an error, too.
 func (r *Router) Check(ctx context.Context, want Config) (Report, error) {
 	var report Report
 	up, err := r.loopbackUp(ctx)
@@ -150,12 +152,13 @@ func (r *Router) Check(ctx context.Context, want Config) (Report, error) {
 	if !up && (want.IPv4 || want.IPv6) {
 		report.Drift = append(report.Drift, errLoopbackDown.Error())
 	}
+	var errs []error
 	for _, f := range families {
 		if err := r.check(ctx, f, want.has(f), &report); err != nil {
-			return Report{}, fmt.Errorf("cannot check %s policy routing: %w", f, err)
+			errs = append(errs, fmt.Errorf("cannot check %s policy routing: %w", f, err))
 		}
 	}
-	return report, nil
+	return report, errors.Join(errs...)
 }
 
 func (r *Router) check(ctx context.Context, f family, wanted bool, report *Report) error {
@@ -181,9 +184,19 @@ func (r *Router) check(ctx context.Context, f family, wanted bool, report *Repor
 	return err
 }
 
+// most is how much of one kind is looked at, over all tries to read it: what somebody
+// in the pod puts there must not cost more.
+const most = 1 << 12
+
 // dump lists things of one kind. A family or a table that does not exist holds nothing.
 func dump[T any](ctx context.Context, r *Router, kind uint16, request []byte, parse func([]byte) (T, bool, error)) ([]T, error) {
-	all, err := nlconn.List(ctx, r.conn, kind, request, parse)
+	seen := 0
+	all, err := nlconn.List(ctx, r.conn, kind, request, func(reply []byte) (one T, wanted bool, err error) {
+		if seen++; seen > most {
+			return one, false, fmt.Errorf("there are too many to look at, more than %d", most)
+		}
+		return parse(reply)
+	})
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil
 	}
