@@ -136,19 +136,15 @@ func (k *netKernel) build(want ruleset.Config) (*plan, error) {
 }
 
 // Apply puts routes and rules in place, in this order: a mark without a route
-// loses packets, and a proxy cannot listen on ::1 before lo is up.
+// loses packets, and a proxy cannot listen on ::1 before lo is up. The rules are put in
+// place even so: to lose packets is better than to let them bypass the proxy.
 func (k *netKernel) Apply(ctx context.Context, want ruleset.Config) error {
 	plan, err := k.build(want)
 	if err != nil {
 		return err
 	}
-	if err := k.router.EnsureLoopback(ctx); err != nil {
-		return err
-	}
-	if err := k.router.Apply(ctx, plan.routes); err != nil {
-		return err
-	}
-	if err := k.table.Apply(ctx, plan.rules); err != nil {
+	err = errors.Join(k.router.EnsureLoopback(ctx), k.router.Apply(ctx, plan.routes), k.table.Apply(ctx, plan.rules))
+	if err != nil {
 		return err
 	}
 	// No number is remembered: the next Check reads, so that what somebody else
@@ -157,6 +153,10 @@ func (k *netKernel) Apply(ctx context.Context, want ruleset.Config) error {
 	return nil
 }
 
+// mostDrift is how much of what is wrong with the routes is said: each rule that somebody
+// made to look like ours is a line.
+const mostDrift = 20
+
 // Check looks at routes and rules, each whatever became of the other.
 func (k *netKernel) Check(ctx context.Context, want ruleset.Config, depth Depth) (string, error) {
 	plan, err := k.build(want)
@@ -164,6 +164,9 @@ func (k *netKernel) Check(ctx context.Context, want ruleset.Config, depth Depth)
 		return "", err
 	}
 	drift, routeErr := k.checkRoutes(ctx, plan, depth)
+	if more := len(drift) - mostDrift; more > 0 {
+		drift = append(drift[:mostDrift], fmt.Sprintf("and %d more of the kind", more))
+	}
 	diff, ruleErr := k.checkRules(ctx, plan, depth)
 	if len(diff) > 0 {
 		drift = append(drift, diff.String())
