@@ -16,6 +16,8 @@
 //   - Entries of any conntrack zone: they are deleted in their zone. Those of the
 //     proxy's own DNS flows are left alone.
 //   - One entry cannot be deleted: the others are.
+//   - Entries by the hundred thousand, and somebody who makes them as fast as they are
+//     deleted: some thousand at a time are remembered, and there is an end to it.
 package conntrack
 
 import (
@@ -31,12 +33,22 @@ import (
 )
 
 // A Table is the connection tracking table of one network namespace.
-type Table struct{ conn *nlconn.Conn }
+type Table struct {
+	conn *nlconn.Conn
+	most int // entries that are remembered at a time
+}
+
+// A pod may fill the table, which is sized for the whole machine, with entries that are to
+// be deleted.
+const (
+	mostEntries = 1 << 14
+	rounds      = 16
+)
 
 // New borrows a netfilter socket in the namespace. One that is kept for the rules is
 // best: to open another and close it right after a transaction of nftables makes the
 // kernel wait until all of that transaction is done with, which takes 7 ms.
-func New(conn *nlconn.Conn) *Table { return &Table{conn} }
+func New(conn *nlconn.Conn) *Table { return &Table{conn, mostEntries} }
 
 // DeleteUncaptured is for the moment after redirects were put in place: it deletes
 // the entries that would go on without being redirected, UDP to port 53 and TCP of
@@ -82,6 +94,21 @@ func (e entry) captured() bool {
 }
 
 func (t *Table) delete(ctx context.Context, which func(entry) bool) (int, error) {
+	deleted := 0
+	for range rounds {
+		n, err := t.deleteSome(ctx, which)
+		deleted += n
+		if n == 0 || !errors.Is(err, errMore) {
+			return deleted, err
+		}
+	}
+	return deleted, fmt.Errorf("cannot delete all conntrack entries: there are still some after %d", deleted)
+}
+
+// errMore says that there are more entries than are remembered.
+var errMore = errors.New("there are more")
+
+func (t *Table) deleteSome(ctx context.Context, which func(entry) bool) (int, error) {
 	entries, err := t.list(ctx, which)
 	var errs []error
 	if err != nil {
@@ -103,11 +130,19 @@ func (t *Table) delete(ctx context.Context, which func(entry) bool) (int, error)
 	return deleted, errors.Join(errs...)
 }
 
-// list returns the entries that which picks, and what there are of them with an error.
+// list returns the entries that which picks, as many as are remembered, and what there
+// are of them with an error.
 func (t *Table) list(ctx context.Context, which func(entry) bool) ([]entry, error) {
+	picked := 0
 	entries, err := nlconn.List(ctx, t.conn, subsystem|msgGet, nlconn.NetfilterHeader(unix.AF_UNSPEC), func(reply []byte) (entry, bool, error) {
 		e, err := parse(reply)
-		return e, which(e), err
+		if err != nil || !which(e) {
+			return e, false, err
+		}
+		if picked++; picked > t.most {
+			return e, false, errMore
+		}
+		return e, true, nil
 	})
 	if errors.Is(err, unix.EINVAL) {
 		err = fmt.Errorf("the kernel lacks conntrack over netlink (module nf_conntrack_netlink): %w", err)

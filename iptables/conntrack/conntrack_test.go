@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/nlconn"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 9) }
+func TestMain(m *testing.M) { netlab.Main(m, 10) }
 
 // A lab is a pod with somebody on the other side, and a stand-in for the proxy.
 type lab struct {
@@ -301,6 +301,24 @@ func TestEntryThatIsGone(t *testing.T) {
 	if err := again(); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("an entry that is gone: %v", err)
 	}
+}
+
+// More entries than are remembered at a time are deleted all the same, up to an end.
+func TestEntriesByTheThousand(t *testing.T) {
+	netlab.Kernel(t)
+	l := newLab(t)
+	const all = rounds + 3
+	for range all {
+		l.dial(t, "udp", dns4).asks(t, "upstream")
+	}
+	before := l.count(t, entry.uncaptured)
+	l.table.most = 1
+	if n, err := l.table.DeleteUncaptured(t.Context()); before != all || n != rounds || err == nil || !strings.Contains(err.Error(), "there are still some after 16") {
+		t.Errorf("of %d entries %d were deleted: %v", before, n, err)
+	}
+	l.table.most = 2
+	deletes(t, l.table.DeleteUncaptured, all-rounds)
+	deletes(t, l.table.DeleteUncaptured, 0)
 }
 
 func TestOtherNamespacesEntriesAreNotSeen(t *testing.T) {
