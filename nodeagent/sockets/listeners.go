@@ -82,6 +82,9 @@ func (c *Conn) find(ctx context.Context, places []place, cookies []uint64) error
 			unsure = append(unsure, at.protocol)
 			return nil
 		}
+		if errors.Is(err, unix.EINVAL) && at.local.Addr().Is6() {
+			return nil // a kernel without IPv6 does not know the family
+		}
 		var s socket
 		if err == nil {
 			s, err = parse(reply)
