@@ -31,7 +31,9 @@ type netKernel struct {
 	router *route.Router
 	diag   *sockets.Conn
 
-	watch  *watch.Watch
+	startWatch func() (*watch.Watch, error)
+	watch      *watch.Watch // nil before the first Check
+
 	exempt []netip.Addr // peers whose connections are left alone
 
 	rerouted atomic.Bool // ip rules, routes or links may have changed since they were looked at
@@ -58,8 +60,8 @@ type Opener struct {
 	Exempt []netip.Addr
 }
 
-// Open opens a pod's namespace and watches it: changed is called with the names of
-// the processes that changed something, if the kernel gives them.
+// Open opens a pod's namespace. It is watched from the first Check on: changed is called
+// with the names of the processes that changed something, if the kernel gives them.
 func (o Opener) Open(place sandbox.Place, changed func(by string)) (Kernel, error) {
 	handle, err := o.Finder.Open(place)
 	if err != nil {
@@ -72,8 +74,8 @@ func (o Opener) Open(place sandbox.Place, changed func(by string)) (Kernel, erro
 			k.diag, err = sockets.Open(handle)
 		}
 	}
-	if err == nil {
-		k.watch, err = o.Watcher.Add(handle, func(c watch.Change) {
+	k.startWatch = func() (*watch.Watch, error) {
+		return o.Watcher.Add(handle, func(c watch.Change) {
 			if c.What != watch.Ruleset {
 				k.rerouted.Store(true)
 			}
@@ -160,6 +162,10 @@ const mostDrift = 20
 // Check looks at routes and rules, each whatever became of the other.
 func (k *netKernel) Check(ctx context.Context, want ruleset.Config, depth Depth) (string, error) {
 	plan, err := k.build(want)
+	if err == nil && k.watch == nil {
+		// Before anything is read, and not before: what Apply does need not be told.
+		k.watch, err = k.startWatch()
+	}
 	if err != nil {
 		return "", err
 	}

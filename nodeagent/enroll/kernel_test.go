@@ -333,8 +333,15 @@ func TestKernelTellsWhoChangesThings(t *testing.T) {
 	netlab.Kernel(t)
 	told := make(chan string, 100)
 	pod, k := openWatched(t, func(by string) { told <- by })
-	if err := k.Apply(t.Context(), full()); err != nil {
-		t.Fatal(err)
+	for _, form := range []ruleset.Form{ruleset.FormFull, ruleset.FormSYN} { // the second is told of
+		want := full()
+		want.Form = form
+		if err := k.Apply(t.Context(), want); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := k.Check(t.Context(), want, Changes); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if by := <-told; by != "" {
 		t.Errorf("our own change is said to be by %s", by)

@@ -98,17 +98,26 @@ func (p *pod) uphold(ctx context.Context) error {
 // what changes without a notification is seen then.
 const inspectEvery = 60
 
+// depth is how closely to look now. While an ADD waits nothing has run in the pod, and
+// the runtime should not wait for the look: the next sweep has it.
 func (p *pod) depth() Depth {
-	if time.Now().Before(p.inspectAt) {
+	now := time.Now()
+	if p.adding != nil {
+		p.inspectAt = now.Add(p.r.config.SweepInterval)
+	}
+	if now.Before(p.inspectAt) {
 		return Changes
 	}
 	return Everything
 }
 
 // lookAround looks for what defeats rules that are as they should be. A look at
-// everything puts the next one off: the first time at random, so that pods which were
-// captured together have theirs apart.
+// everything puts the next one off, and pods which were captured together have theirs
+// more and more apart.
 func (p *pod) lookAround(ctx context.Context, depth Depth) {
+	if p.adding != nil {
+		return
+	}
 	before := p.foreign
 	var err error
 	if p.foreign, err = p.kernel.Foreign(ctx, depth); err != nil {
@@ -123,11 +132,7 @@ func (p *pod) lookAround(ctx context.Context, depth Depth) {
 	if err := p.listen(ctx, Everything); err == nil && len(p.squatters) > 0 {
 		p.r.Wake(p.uid)
 	}
-	pause := inspectEvery * p.r.config.SweepInterval
-	if p.inspectAt.IsZero() {
-		pause = rand.N(pause)
-	}
-	p.inspectAt = time.Now().Add(pause)
+	p.inspectAt = time.Now().Add((inspectEvery*3/4 + rand.N[time.Duration](inspectEvery/2)) * p.r.config.SweepInterval)
 }
 
 // A fight is with somebody in the pod who changes the rules as often as they are put
