@@ -157,6 +157,9 @@ func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 		}
 		a.call.answer <- a.err
 	}
+	if p.attachment == nil && p.ended {
+		r.ended[uid] = true
+	}
 	if p.attachment == nil && len(p.calls) == 0 {
 		delete(r.pods, uid)
 		return 0

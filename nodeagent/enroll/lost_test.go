@@ -100,7 +100,7 @@ func TestAProcessEndsAndAnotherSandboxIsThere(t *testing.T) {
 	byProcess(t, func(w *world, s *space) {
 		w.moves("c2")
 		w.pass(30 * time.Second)
-		w.wantDone("withdraw uid-web", "keep uid-web", "apply marks+dns", announced, "apply syn+dns", "expel", "apply full+dns", "expel")
+		w.wantDone("withdraw uid-web", "apply marks+dns", announced, "apply syn+dns", "expel", "apply full+dns", "expel")
 		w.wantNetns("/proc/21/ns/net")
 		if s.open != 0 {
 			t.Errorf("the old namespace is held %d times", s.open)
@@ -166,7 +166,7 @@ func TestRestartOfALostPod(t *testing.T) {
 		},
 		"another sandbox is there": {
 			func(w *world) { w.moves("c2"); w.spaceOf("c1").rules = "" },
-			[]string{"keep uid-web", "withdraw uid-web", "keep uid-web", "apply marks+dns", announced, "apply syn+dns", "expel", "apply full+dns", "expel"},
+			[]string{"keep uid-web", "withdraw uid-web", "apply marks+dns", announced, "apply syn+dns", "expel", "apply full+dns", "expel"},
 			[]string{"web Captured OK", "/run/netns/c2 has full+dns", "proxy has uid-web acked"},
 		},
 	} {

@@ -37,6 +37,7 @@ type pod struct {
 	restsUntil time.Time
 	changed    bool
 
+	ended bool // a sandbox of it has ended; the worker's
 	progress
 }
 
@@ -287,7 +288,7 @@ func (p *pod) letGo() {
 func (p *pod) drop() {
 	p.withdraw()
 	p.letGo()
-	p.progress = progress{}
+	p.progress, p.ended = progress{}, true
 }
 
 // undo takes back an ADD that failed. The runtime destroys the namespace next, so

@@ -2,6 +2,7 @@ package enroll
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
@@ -89,7 +90,7 @@ func (r *Reconciler) unknown() []sandbox.Wanted {
 		wanted = append(wanted, w)
 		if _, ok := r.kept[uid]; !ok {
 			r.kept[uid] = kept{wanted: w}
-			// What proxies have of a sandbox that is over is not to be kept.
+			// What proxies may have of a sandbox that is over is not to be kept.
 			if !r.ended[uid] {
 				r.config.Proxies.Keep(uid)
 			}
@@ -101,6 +102,7 @@ func (r *Reconciler) unknown() []sandbox.Wanted {
 		}
 	}
 	r.plain = plain
+	maps.DeleteFunc(r.ended, func(uid string, _ bool) bool { return !known[uid] })
 	for uid, k := range r.kept {
 		switch {
 		case r.pods[uid] != nil:

@@ -73,3 +73,22 @@ func TestKeepEnds(t *testing.T) {
 		w.wantDone()
 	})
 }
+
+// What a proxy may have of a sandbox that has ended is not kept, though the pod is
+// looked for: it has an object, and the runtime may have started it without us.
+func TestASandboxThatHasEndedIsNotKept(t *testing.T) {
+	for name, end := range map[string]func(*world, *space){
+		"by DEL":             func(w *world, _ *space) { w.del("web", "c1") },
+		"with its namespace": func(_ *world, s *space) { s.set(func() { s.fail["gone"] = sandbox.ErrNotAPods }) },
+		"after a restart":    func(w *world, _ *space) { w.restart(); w.done(); w.del("web", "c1") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			captured(t, func(w *world, s *space) {
+				w.object("web", true, withUID)
+				end(w, s)
+				w.pass(time.Minute)
+				w.wantDone("withdraw uid-web")
+			})
+		})
+	}
+}
