@@ -86,10 +86,36 @@ func (p *pod) prepare(ctx context.Context) error {
 	switch {
 	case !fresh:
 		return nil
-	case p.older:
-		return p.apply(ctx, p.want(ruleset.FormMarks))
+	case !p.older:
+		return p.apply(ctx, p.want(ruleset.FormFull))
 	}
-	return p.apply(ctx, p.want(ruleset.FormFull))
+	if stand, err := p.stand(ctx); stand || err != nil {
+		return err
+	}
+	return p.apply(ctx, p.want(ruleset.FormMarks))
+}
+
+// stand takes over redirects that stand in a namespace which was sought and found: an
+// earlier agent put them there. To begin with marks alone would open the pod up.
+func (p *pod) stand(ctx context.Context) (bool, error) {
+	if !p.sought {
+		return false, nil
+	}
+	for _, p.noDNS = range []bool{false, true} {
+		for _, form := range []ruleset.Form{ruleset.FormFull, ruleset.FormSYN} {
+			want := p.want(form)
+			drift, err := p.kernel.Check(ctx, want, Everything)
+			if err != nil {
+				return false, err
+			}
+			if drift == "" {
+				p.applied, p.touched, p.stood = want, true, true
+				return true, nil
+			}
+		}
+	}
+	p.noDNS = false
+	return false, nil
 }
 
 // prepared sees to it that what stands before the proxy has the pod goes on standing.

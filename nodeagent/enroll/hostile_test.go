@@ -147,7 +147,7 @@ func startNode(t *testing.T, workers int) *node {
 		ProbeIPv4: ruleset.DefaultProbeIPv4, ProbeIPv6: ruleset.DefaultProbeIPv6,
 		PodWait: time.Minute, ProxyWait: time.Minute, AckWait: time.Minute,
 		ReleaseGrace: 10 * time.Millisecond, DrainTimeout: time.Minute, SweepInterval: time.Second,
-		Workers: workers, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Workers: workers, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

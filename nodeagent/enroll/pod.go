@@ -58,6 +58,7 @@ type progress struct {
 	recorded *netns.ID // which namespace it is by the record; nil: not adopted
 	lost     bool      // it was known by a process that has ended
 	unfound  string    // why it is not found again
+	sought   bool      // it was found by a search: what is in it is not known
 	kernel   Kernel    // nil: the namespace is not open
 
 	// What has been done, in the order of a capture.

@@ -136,7 +136,7 @@ func (r *Reconciler) take(w sandbox.Wanted, found sandbox.Found) {
 		Namespace: w.Namespace, Name: w.Name, UID: w.UID, ContainerID: found.ContainerID,
 		Netns: found.Path, Interface: found.Interface, IPs: found.IPs,
 	}
-	p.place, p.found = found.Place, true
+	p.place, p.found, p.sought = found.Place, true, true
 	p.raced = r.raced(found, w.UID)
 	r.pods[w.UID] = p
 	delete(r.kept, w.UID)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 )
 
@@ -36,6 +37,25 @@ func TestFindsAPodThatWasThereBefore(t *testing.T) {
 		w.del("web", "c1")
 		w.wantDone("withdraw uid-web")
 	})
+}
+
+// What an earlier agent has left standing, without a record of it, is not taken down: a
+// pod that is blocked stays so.
+func TestRedirectsThatStandAreTakenOver(t *testing.T) {
+	for _, rules := range []string{"full+dns", "syn+dns", "full", "syn"} {
+		inWorld(t, func(w *world) {
+			w.proxySays(proxylink.NoProxy, "")
+			s := w.space("c1")
+			s.set(func() { s.rules, s.missing = rules, "tcp" })
+			w.object("web", true, withUID)
+			w.mu.Lock()
+			w.findable = map[string]string{"uid-web": "c1"}
+			w.mu.Unlock()
+			w.pass(time.Minute)
+			w.wantDone("keep uid-web", announced)
+			w.wantState("web Blocked NoProxy", "/run/netns/c1 has "+rules, "proxy has uid-web noProxy")
+		})
+	}
 }
 
 func TestTheRuntimeIsFasterThanTheSearch(t *testing.T) {
