@@ -76,6 +76,7 @@ var rows = []row{
 	{"add", (*bencher).addOne},
 	{"add-parallel", (*bencher).addParallel},
 	{"traffic", (*bencher).traffic},
+	{"hostile", (*bencher).hostile},
 	{"idle", (*bencher).idle},
 	{"repair", (*bencher).repair},
 	{"start", (*bencher).agentStart},

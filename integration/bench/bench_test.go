@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 7) }
+func TestMain(m *testing.M) { netlab.Main(m, 8) }
 
 // tiny is a run that says nothing about the figures, and goes by every row.
 func tiny() Sizes {
