@@ -124,9 +124,6 @@ func (r *foreignReader) each(ctx context.Context, kind uint16, family uint8, att
 		if len(reply) < nlconn.NetfilterHeaderSize {
 			return fmt.Errorf("an answer of %d bytes", len(reply))
 		}
-		if families[reply[0]] == "" {
-			return nil
-		}
 		a, err := nlconn.ParseAttrs(reply[nlconn.NetfilterHeaderSize:])
 		if err != nil {
 			return err
@@ -158,7 +155,7 @@ func (r *foreignReader) add(f Foreign) error {
 
 // chain looks at a chain of any table.
 func (r *foreignReader) chain(at location, a nlconn.Attrs) error {
-	if at.family == unix.NFPROTO_INET && at.table == ruleset.Table {
+	if families[at.family] == "" || at.family == unix.NFPROTO_INET && at.table == ruleset.Table {
 		return nil
 	}
 	table := location{family: at.family, table: at.table}

@@ -209,6 +209,7 @@ func TestForeignInAFullNamespace(t *testing.T) {
 		{"tables", "", "add table ip t%[1]d; add chain ip t%[1]d c { type filter hook output priority -300; }", "", mostRules + 1,
 			"ruleset: too many rules to look at all of them"},
 		{"chains", "add table ip t", "add chain ip t c%d", "", mostChains + 1, "ruleset: too many chains to look at all of them"},
+		{"chains of a family that is not asked for", "add table bridge t", "add chain bridge t c%d", "", mostChains + 1, "ruleset: too many chains to look at all of them"},
 	} {
 		netlab.MustRun(t, n, "nft", "flush", "ruleset")
 		apply(t, table, ordinary(t))
