@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/route"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 18) }
+func TestMain(m *testing.M) { netlab.Main(m, 16) }
 
 var both = route.Config{IPv4: true, IPv6: true}
 
