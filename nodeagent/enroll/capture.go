@@ -109,7 +109,7 @@ func (p *pod) stand(ctx context.Context) (bool, error) {
 				return false, err
 			}
 			if drift == "" {
-				p.applied, p.touched, p.stood = want, true, true
+				p.applied, p.touched, p.stood, p.stale = want, true, true, true
 				return true, nil
 			}
 		}

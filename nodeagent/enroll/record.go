@@ -43,6 +43,8 @@ type Record struct {
 	Older bool `json:"older"`
 	Gap   bool `json:"gap"`
 	Raced bool `json:"raced,omitempty"`
+	// Stale: conntrack entries may defeat the redirects.
+	Stale bool `json:"stale,omitempty"`
 	// Kept are the older connections that are kept, by their sockets' numbers.
 	Kept []uint64 `json:"kept,omitempty"`
 }
@@ -146,7 +148,7 @@ func (p *pod) record() Record {
 		Attachment: *p.attachment, Netns: p.place.ID, Process: p.place.Process,
 		ServiceAccount: p.object.ServiceAccount, Decision: p.decision,
 		Touched: p.touched, Adding: p.adding != nil || p.orphan, Applied: p.applied,
-		Stood: p.stood, Older: p.older, Gap: p.gap, Raced: p.raced, Kept: p.kept,
+		Stood: p.stood, Older: p.older, Gap: p.gap, Raced: p.raced, Stale: p.stale, Kept: p.kept,
 	}
 }
 

@@ -27,17 +27,17 @@ func (p *pod) want(form ruleset.Form) ruleset.Config {
 // fails they are as they were, as far as is known. What it sets out to do is on
 // record before it is done.
 func (p *pod) apply(ctx context.Context, want ruleset.Config) error {
-	before := p.applied
+	before, stale := p.applied, p.stale
 	p.applied, p.touched, p.verified = want, true, false
+	// While the ADD waits nothing runs in the pod that could have opened anything.
+	p.stale = want.Form != ruleset.FormMarks && p.adding == nil
 	p.remember()
 	if err := p.kernel.Apply(ctx, want); err != nil {
-		p.applied = before
+		p.applied, p.stale = before, stale
 		return err
 	}
 	p.verified, p.checked = true, time.Now()
 	p.stood = p.redirected()
-	// While the ADD waits nothing runs in the pod that could have opened anything.
-	p.stale = want.Form != ruleset.FormMarks && p.adding == nil
 	return p.expel(ctx)
 }
 
