@@ -23,6 +23,9 @@ func (p *pod) pair(ctx context.Context, out outcome) outcome {
 	bypassing, err := p.kernel.Bypassing(ctx, p.applied)
 	if err != nil {
 		out.reason, out.message = status.ReasonOldConnections, "how many connections are older than the capture, and stay in the clear, is not known: "+err.Error()
+		if p.owed() {
+			out.state, out.again = status.Bypassing, time.Second
+		}
 		return out
 	}
 	p.bypassing, p.paired = len(bypassing), true
@@ -44,15 +47,26 @@ func (p *pod) pair(ctx context.Context, out outcome) outcome {
 // reset; what was open when a pod was labelled was promised nothing, and is kept.
 func (p *pod) due(bypassing []sockets.Connection) []sockets.Connection {
 	switch {
+	case !p.owed():
+		return nil
 	case p.decision.Existing == intent.Reset:
 		return bypassing
-	case p.decision.Existing == intent.Keep, !p.gap && !p.raced:
-		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(bypassing), func(c sockets.Connection) bool {
 		_, kept := slices.BinarySearch(p.kept, c.ID())
 		return kept
 	})
+}
+
+// owed says whether there may be connections that are to be reset.
+func (p *pod) owed() bool {
+	switch p.decision.Existing {
+	case intent.Reset:
+		return true
+	case intent.Keep:
+		return false
+	}
+	return p.gap || p.raced
 }
 
 // ids are in order: there may be thousands to be looked up among.

@@ -57,6 +57,10 @@ func (p *pod) expel(ctx context.Context) error {
 // what we left there.
 func (p *pod) verify(ctx context.Context) error {
 	if want := p.want(p.applied.Form); !reflect.DeepEqual(want, p.applied) {
+		// What is replaced may not have stood until now, which cannot be seen afterwards.
+		if drift, _ := p.kernel.Check(ctx, p.applied, Changes); drift != "" {
+			p.wereAway()
+		}
 		return p.apply(ctx, want)
 	}
 	if err := p.expel(ctx); err != nil {
@@ -77,12 +81,9 @@ func (p *pod) uphold(ctx context.Context) error {
 		return err
 	}
 	p.verified = false
+	p.wereAway()
 	if fight := p.fights(); fight != nil {
 		return fight
-	}
-	// What was opened meanwhile is in the clear, and may stay there.
-	if p.redirected() && p.adding == nil {
-		p.older, p.gap, p.paired = true, p.gap || p.stood, false
 	}
 	if applied := p.apply(ctx, p.applied); applied != nil {
 		return errors.Join(applied, err)
@@ -92,6 +93,14 @@ func (p *pod) uphold(ctx context.Context) error {
 	p.r.config.Metrics.repairs.Inc()
 	p.r.config.Logger.Warn("redirection put right", "pod", p.name(), "drift", drift, "by", p.culprit())
 	return err
+}
+
+// wereAway notes that the redirects were not as they should be, whoever puts them right:
+// what was opened meanwhile is in the clear, and may stay there.
+func (p *pod) wereAway() {
+	if p.redirected() && p.adding == nil {
+		p.older, p.gap, p.paired = true, p.gap || p.stood, false
+	}
 }
 
 // inspectEvery is of how many sweeps one looks at everything in a pod's namespace:
