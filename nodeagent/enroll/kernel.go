@@ -34,6 +34,7 @@ type netKernel struct {
 	startWatch func() (*watch.Watch, error)
 	watch      *watch.Watch // nil before the first Check
 
+	port   uint32       // that our own changes of the ruleset come from
 	exempt []netip.Addr // peers whose connections are left alone
 
 	rerouted atomic.Bool // ip rules, routes or links may have changed since they were looked at
@@ -70,9 +71,13 @@ func (o Opener) Open(place sandbox.Place, changed func(by string)) (Kernel, erro
 	k := &netKernel{handle: handle, exempt: o.Exempt, processes: o.Processes}
 	k.rerouted.Store(true)
 	if k.table, err = nft.Open(handle); err == nil {
-		if k.router, err = route.Open(handle); err == nil {
-			k.diag, err = sockets.Open(handle)
-		}
+		k.port, err = k.table.Port()
+	}
+	if err == nil {
+		k.router, err = route.Open(handle)
+	}
+	if err == nil {
+		k.diag, err = sockets.Open(handle)
 	}
 	k.startWatch = func() (*watch.Watch, error) {
 		return o.Watcher.Add(handle, func(c watch.Change) {
@@ -335,12 +340,11 @@ func (k *netKernel) Destroy(ctx context.Context, connections []sockets.Connectio
 }
 
 // others names who changed the ruleset, without ourselves: the kernel tells of our
-// own transactions too.
+// own transactions too. It must not wait: a worker may be using our sockets.
 func (k *netKernel) others(by []watch.Process) string {
-	own, err := k.table.Port()
 	var names []string
 	for _, p := range by {
-		if err != nil || p.Port != own {
+		if p.Port != k.port {
 			names = append(names, fmt.Sprintf("%s (pid %d)", p.Name, p.PID))
 		}
 	}
