@@ -9,93 +9,30 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
-	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
-	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
-	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
-// A pod is one pod that the runtime has told us of.
+// A pod is one pod that the runtime has told us of, or that was found.
 type pod struct {
 	r   *Reconciler
 	uid string
 
-	calls  []*call    // guarded by Reconciler.mu: not taken yet
-	report status.Pod // guarded by Reconciler.mu
-	search *search    // guarded by Reconciler.mu; nil: there is none
+	// Guarded by Reconciler.mu.
+	calls      []*call // not taken yet
+	report     status.Pod
+	search     *search   // nil: there is none
+	changer    string    // who changed the namespace last
+	sweepAt    time.Time // when the sweep gives it a turn
+	restsUntil time.Time // changes in its namespace give it no turn before that
+	changed    bool      // there were some during its turn
 
-	sweepAt time.Time // guarded by Reconciler.mu: when the sweep gives it a turn
-	changer string    // guarded by Reconciler.mu: who changed the namespace last
-	answers []answer  // to the calls taken in this turn; the worker's
-	written []byte    // the record as it was written last; the worker's
-
-	// Guarded by Reconciler.mu: changes in its namespace give the pod no turn before it
-	// has rested; changed says that there were some during its turn.
-	restsUntil time.Time
-	changed    bool
-
-	ended bool // a sandbox of it has ended; the worker's
+	// The worker's.
+	answers []answer // to the calls taken in this turn
+	written []byte   // the record as it was written last
+	ended   bool     // a sandbox of it has ended
 	progress
-}
-
-// progress is what a pod's worker knows and has done. It alone touches it.
-type progress struct {
-	attachment *agentapi.Attachment // nil: the runtime has said that it is over
-	adding     *call                // the ADD that waits for the outcome
-	waiting    waiting
-
-	object   intent.Pod
-	decision intent.Decision
-	known    bool   // object and decision are the pod's, now or when it was last seen
-	unknown  string // why they are not
-	gone     bool   // the object has been seen and is not there any more
-
-	place    sandbox.Place
-	found    bool      // place is known
-	recorded *netns.ID // which namespace it is by the record; nil: not adopted
-	lost     bool      // it was known by a process that has ended
-	unfound  string    // why it is not found again
-	sought   bool      // it was found by a search: what is in it is not known
-	kernel   Kernel    // nil: the namespace is not open
-
-	// What has been done, in the order of a capture.
-	touched   bool           // something of ours may be in the namespace
-	applied   ruleset.Config // what was put in place last; Form 0: nothing of ours
-	verified  bool           // and was seen to be there after that
-	stood     bool           // redirects have been in place
-	older     bool           // there may be connections that are older than the redirects
-	gap       bool           // and they were opened while redirects that had stood were away
-	raced     bool           // or because the pod was quicker than the agent
-	kept      []uint64       // the older connections that are kept, by their sockets' numbers, in order
-	paired    bool           // bypassing is known
-	bypassing int            // how many connections do
-	stale     bool           // conntrack entries may defeat the redirects
-	announced bool
-	listeners status.Listeners
-	squatters []sockets.Squatter // who hold ports of the proxy's
-	foreign   []string           // what may take packets before our redirects do
-	noDNS     bool               // the proxy does not listen for DNS
-	noDNSFrom time.Time          // since when
-	began     time.Time          // when the capture was begun
-	checked   time.Time
-	inspectAt time.Time // when to look at everything again
-	repaired  int
-	repairs   []time.Time // the latest ones
-	logged    bool        // that the pod is not as it should be
-
-	releasing   time.Time // since when redirects are flushed; zero: not being released
-	withdrawing time.Time // since when no proxy should have it any more
-
-	resumed bool // adopted, and had no turn yet
-	orphan  bool // adopted in the middle of its ADD
-
-	refusals int       // by the proxy, in a row
-	refusal  string    // the last one's words
-	retryAt  time.Time // when to announce again after a refusal
-	failures int       // by the kernel, in a row
 }
 
 func newPod(r *Reconciler, uid string) *pod { return &pod{r: r, uid: uid} }

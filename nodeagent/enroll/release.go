@@ -65,8 +65,7 @@ func (p *pod) released() {
 	p.r.config.Logger.Info("pod released", "pod", p.name(), "reason", p.decision.Reason)
 	p.progress = progress{
 		attachment: p.attachment, adding: p.adding, waiting: p.waiting,
-		object: p.object, decision: p.decision, known: p.known, gone: p.gone,
-		place: p.place, found: p.found, repaired: p.repaired,
+		asked: p.asked, whereabouts: p.whereabouts, redirection: redirection{repaired: p.repaired},
 	}
 }
 
