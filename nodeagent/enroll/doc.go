@@ -22,10 +22,15 @@
 // What is to be done in a namespace is on record before it is done, so that the
 // next agent takes over from wherever this one ends: it looks at the namespaces on
 // record, has their pods announced, and only then are proxies told of the node. It
-// looks for those that are not on record, too.
+// looks for those that are not on record, too, and takes over redirects that stand in
+// one which it finds.
 //
 // A turn costs little when nothing has changed: the kernel numbers the changes of a
-// ruleset, and tells of most changes as they are made.
+// ruleset, and tells of most changes as they are made, in namespaces that are watched
+// from the first look on. Every pod has a turn at each sweep, pods that are due at about
+// the same time together. One sweep in sixty looks at everything, whatever the kernel
+// has told: rules, routes, who holds the proxy's ports, and what else may take a pod's
+// packets before our redirects do.
 //
 // # Failures it survives
 //
@@ -37,13 +42,16 @@
 //     listen: an ADD fails with that reason after its wait; a running pod is tried
 //     again for ever, with a growing pause.
 //   - A proxy without DNS: the DNS part is left out until somebody listens there.
+//   - A process in the pod that holds a port of the proxy's: it is named, the pod is not
+//     offered to proxies, and counts as bypassing them.
 //   - The kernel refuses: tried again; a release whose first step fails stops there
 //     and keeps the namespace, so that the pod is not cut off.
 //   - A label that is put back while the pod is being released: the release ends
 //     there.
 //   - The pod's object vanishes while its namespace lives: its state stays. The
 //     namespace vanishes: whatever anybody says, the pod is over. The process ends by
-//     which a pod was found: it is over when a search finds nothing more of it.
+//     which a pod was found: it is searched for again, and over when nothing more of it
+//     is found.
 //   - A DEL for a pod that was found, and whose container's id nobody knows: the
 //     namespace that it names decides, and otherwise the kernel.
 //   - A pod started before the agent did, on a new node or after a boot: if it is known
@@ -53,7 +61,9 @@
 //   - Rules, routes or loopback changed by somebody else: put right, and connections
 //     opened meanwhile reset. Somebody who does so again and again is named, and
 //     answered at a growing pause.
-//   - No record can be written: the pod starts; the next agent has to look for it.
+//   - Rules of somebody else that may take packets before ours do: they are named.
+//   - No record can be written: the pod starts; the next agent has to look for it. A
+//     record that is removed: it is written again at the next turn.
 //   - One pod's namespace that is slow: a turn holds one worker of a bounded pool, which
 //     another replaces after a second; liveness fails when it holds it for a minute.
 //   - A pod that changes its namespace without a pause, and has filled it so that a look
