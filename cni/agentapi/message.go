@@ -19,9 +19,9 @@ const (
 	CodeNoAgent      uint = 100 // the agent is not running or does not answer
 	CodeNoProxy      uint = 101 // no node proxy is connected
 	CodeProxyRefused uint = 102 // the node proxy refused the pod
-	CodeKernel       uint = 103 // the kernel refused the redirection
+	CodeKernel       uint = 103 // the kernel refused the redirection, or somebody undoes it
 	CodePodUnknown   uint = 104 // the pod is not known on this node
-	CodeNamespace    uint = 105 // the network namespace is not one we may touch
+	CodeNamespace    uint = 105 // the network namespace is not known, or not one we may touch
 	CodeInternal     uint = 999 // a defect in the agent or the plugin
 )
 

@@ -266,19 +266,22 @@ var codes = map[status.Reason]uint{
 	status.PodUnknown:     agentapi.CodePodUnknown,
 	status.SandboxUnknown: agentapi.CodePodUnknown,
 	status.NetnsRefused:   agentapi.CodeNamespace,
+	status.NetnsUnknown:   agentapi.CodeNamespace,
 	status.NoProxy:        agentapi.CodeNoProxy,
 	status.NoAnswer:       agentapi.CodeProxyRefused,
 	status.NoListeners:    agentapi.CodeProxyRefused,
 	status.ProxyRefused:   agentapi.CodeProxyRefused,
 	status.PortTaken:      agentapi.CodeProxyRefused,
 	status.KernelRefused:  agentapi.CodeKernel,
+	status.RulesFought:    agentapi.CodeKernel,
 
 	// Of a pod that something else is being done with.
-	status.Cancelled:   agentapi.CodeTryAgain,
-	status.Deleted:     agentapi.CodeTryAgain,
-	status.Capturing:   agentapi.CodeTryAgain,
-	status.Draining:    agentapi.CodeTryAgain,
-	status.Withdrawing: agentapi.CodeTryAgain,
+	status.Cancelled:            agentapi.CodeTryAgain,
+	status.Deleted:              agentapi.CodeTryAgain,
+	status.Capturing:            agentapi.CodeTryAgain,
+	status.Draining:             agentapi.CodeTryAgain,
+	status.Withdrawing:          agentapi.CodeTryAgain,
+	status.ReasonOldConnections: agentapi.CodeTryAgain, // they are being reset
 }
 
 // asAnswer turns the outcome of a request into its answer, if it has one.
