@@ -43,7 +43,7 @@ func (m *Metrics) added(err error, took time.Duration) {
 	if failure := (*Failure)(nil); errors.As(err, &failure) {
 		reason = failure.Reason
 	} else if err != nil {
-		reason = "Stopping"
+		reason = status.Stopping
 	}
 	m.adds.WithLabelValues(string(reason)).Inc()
 	m.duration.Observe(took.Seconds())

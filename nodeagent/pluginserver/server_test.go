@@ -8,8 +8,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -132,23 +135,33 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
+// listedCodes are the codes of the reasons as status/REASONS.md has them.
+func listedCodes(t *testing.T) map[status.Reason]uint {
+	t.Helper()
+	text, err := os.ReadFile("../status/REASONS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	codes := map[status.Reason]uint{}
+	for _, row := range regexp.MustCompile(`(?m)^\| (\d+) \| (.*) \|$`).FindAllStringSubmatch(string(text), -1) {
+		code, err := strconv.ParseUint(row[1], 10, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, word := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(row[2], -1) {
+			codes[status.Reason(word[1])] = uint(code)
+		}
+	}
+	return codes
+}
+
 func TestReasonsBecomeCodes(t *testing.T) {
-	for reason, code := range map[status.Reason]uint{
-		status.NoProxy:        agentapi.CodeNoProxy,
-		status.NoAnswer:       agentapi.CodeProxyRefused,
-		status.NoListeners:    agentapi.CodeProxyRefused,
-		status.ProxyRefused:   agentapi.CodeProxyRefused,
-		status.KernelRefused:  agentapi.CodeKernel,
-		status.PodUnknown:     agentapi.CodePodUnknown,
-		status.SandboxUnknown: agentapi.CodePodUnknown,
-		status.NetnsRefused:   agentapi.CodeNamespace,
-		status.Cancelled:      agentapi.CodeTryAgain,
-		status.Deleted:        agentapi.CodeTryAgain,
-		status.Capturing:      agentapi.CodeTryAgain,
-		status.Draining:       agentapi.CodeTryAgain,
-		status.Withdrawing:    agentapi.CodeTryAgain,
-		"NobodyThoughtOfIt":   agentapi.CodeInternal,
-	} {
+	want := listedCodes(t)
+	if len(want) < 15 {
+		t.Errorf("REASONS.md lists %d codes of reasons", len(want))
+	}
+	want["NobodyThoughtOfIt"] = agentapi.CodeInternal
+	for reason, code := range want {
 		t.Run(string(reason), func(t *testing.T) {
 			p := &pods{answers: map[string]error{"add": fmt.Errorf("wrapped: %w", &enroll.Failure{Reason: reason, Message: "bind: address in use"})}}
 			client, _ := serve(t, p)

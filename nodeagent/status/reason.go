@@ -1,7 +1,7 @@
 package status
 
 // A Reason says in one word why a pod is in its state. It is the same in the log,
-// the metrics and the error of a CNI ADD.
+// the metrics and the error of a CNI ADD. REASONS.md says what each means.
 type Reason string
 
 // The reasons. Those of pods that should not be captured are package intent's.
@@ -27,6 +27,7 @@ const (
 	KernelRefused        Reason = "KernelRefused"
 	Deleted              Reason = "Deleted"
 	Cancelled            Reason = "Cancelled"
+	Stopping             Reason = "Stopping"
 )
 
 var remedies = map[Reason]string{
