@@ -1,6 +1,6 @@
 // Package netlab makes networks out of Linux network namespaces, for kernel tests
-// and for the demo: namespaces, veth pairs, switches, echo and name servers, and
-// sockets and daemons inside them.
+// and for the demo: namespaces, veth pairs, switches, echo and name servers, relays,
+// and sockets and daemons inside them.
 //
 // Everything happens in network, mount and PID namespaces of the program's own:
 // [Isolate] executes the program once more in them, so that the machine's own

@@ -2,11 +2,6 @@ package redirect_test
 
 import (
 	"context"
-	"io"
-	"net"
-	"net/netip"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,76 +9,12 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
 
-// relay is the least that is a proxy: what it accepts it dials on to the original destination, with the mark, and for
-// inbound connections from the client's address.
-type relay struct {
-	t        *testing.T
-	pod      *netlab.NS
-	inbound  bool
-	accepted atomic.Int32
-}
-
-// serveRelay starts a relay on a port of the pod.
-func (s *stage) serveRelay(addr string, inbound bool) *relay {
+// serveRelay starts what stands in for the proxy on one of its ports.
+func (s *stage) serveRelay(addr string, inbound bool) *netlab.Relay {
 	s.t.Helper()
-	l, err := s.pod.Listen(addr, proxySocket()...)
-	s.must(err)
-	r := &relay{t: s.t, pod: s.pod, inbound: inbound}
-	ctx, cancel := context.WithCancel(context.Background())
-	var work sync.WaitGroup
-	work.Go(func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			r.accepted.Add(1)
-			work.Go(func() { r.serve(ctx, conn.(*net.TCPConn)) })
-		}
-	})
-	s.t.Cleanup(func() {
-		cancel()
-		s.must(l.Close())
-		work.Wait()
-	})
+	r := &netlab.Relay{Mark: int(ruleset.ProxyMark), Inbound: inbound, Direct: 80}
+	r.Serve(s.t, s.pod, addr, proxySocket()...)
 	return r
-}
-
-func (r *relay) serve(ctx context.Context, client *net.TCPConn) {
-	defer client.Close()
-	to, err := netlab.OriginalDst(client)
-	if err != nil {
-		r.t.Errorf("cannot tell where %s wanted to go: %v", client.RemoteAddr(), err)
-		return
-	}
-	if to.Port() == ruleset.HBONEPort { // not redirected: a real proxy is told the port in the protocol
-		to = netip.AddrPortFrom(to.Addr(), 80)
-	}
-	options := []netlab.Option{netlab.Mark(int(ruleset.ProxyMark))}
-	if r.inbound {
-		from := netip.MustParseAddrPort(client.RemoteAddr().String()).Addr().Unmap()
-		options = append(options, netlab.From(netip.AddrPortFrom(from, 0).String()))
-	}
-	server, err := r.pod.Dial(ctx, "tcp", to.String(), options...)
-	if err != nil {
-		return // the client sees the end
-	}
-	defer server.Close()
-	stop := context.AfterFunc(ctx, func() {
-		_ = client.Close() // the test is over, and the other half may have been quicker
-		_ = server.Close()
-	})
-	defer stop()
-	var work sync.WaitGroup
-	work.Go(func() { forward(server.(*net.TCPConn), client) })
-	work.Go(func() { forward(client, server.(*net.TCPConn)) })
-	work.Wait()
-}
-
-// forward copies until the end, and passes the end on.
-func forward(to, from *net.TCPConn) {
-	_, _ = io.Copy(to, from) // an error is the end as well
-	_ = to.CloseWrite()
 }
 
 // Captured connections go through the proxy once, and arrive: outbound ones from the pod's address, inbound ones from
@@ -99,7 +30,7 @@ func TestThroughTheProxy(t *testing.T) {
 	for _, mode := range []struct {
 		name                   string
 		config                 ruleset.Config
-		outbound, plain, hbone int32 // how often each relay is asked
+		outbound, plain, hbone int // how often each relay is asked
 	}{
 		{"plain", ruleset.Config{CaptureDNS: true}, 1, 1, 1},
 		// Without the marks of this mode the app's answers would leave the pod, past the proxy that dialled.
@@ -109,7 +40,7 @@ func TestThroughTheProxy(t *testing.T) {
 			for _, f := range families {
 				t.Run(mode.name+"/"+form.String()+"/"+f.String(), func(t *testing.T) {
 					s.capture(mode.config, form)
-					before := [3]int32{outbound.accepted.Load(), plain.accepted.Load(), hbone.accepted.Load()}
+					before := [3]int{outbound.Accepted(), plain.Accepted(), hbone.Accepted()}
 					for _, ask := range []struct {
 						from     *netlab.NS
 						to, want string
@@ -122,8 +53,8 @@ func TestThroughTheProxy(t *testing.T) {
 							t.Errorf("to %s: got %s, want %s", ask.to, got, ask.want)
 						}
 					}
-					got := [3]int32{outbound.accepted.Load() - before[0], plain.accepted.Load() - before[1], hbone.accepted.Load() - before[2]}
-					if want := [3]int32{mode.outbound, mode.plain, mode.hbone}; got != want {
+					got := [3]int{outbound.Accepted() - before[0], plain.Accepted() - before[1], hbone.Accepted() - before[2]}
+					if want := [3]int{mode.outbound, mode.plain, mode.hbone}; got != want {
 						t.Errorf("15001, 15006 and 15008 accepted %v connections, want %v", got, want)
 					}
 				})

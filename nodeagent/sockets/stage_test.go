@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -78,80 +77,13 @@ func proxySocket() []netlab.Option {
 }
 
 // proxy starts the least that is a proxy, on all its ports.
-func (s *stage) proxy() *relay {
+func (s *stage) proxy() {
 	s.t.Helper()
-	r := &relay{s: s}
-	r.ctx, r.cancel = context.WithCancel(context.Background())
 	for _, addr := range []string{"[::]:15001", "[::]:15006", "[::]:15008", "127.0.0.1:15053", "[::1]:15053"} {
-		l := listen(s.t, s.pod, addr, proxySocket()...)
-		r.listeners = append(r.listeners, l)
 		inbound := strings.HasSuffix(addr, "6") || strings.HasSuffix(addr, "8")
-		r.work.Go(func() { r.accept(l, inbound) })
+		r := &netlab.Relay{Mark: int(ruleset.ProxyMark), Inbound: inbound, Direct: 80}
+		r.Serve(s.t, s.pod, addr, proxySocket()...)
 	}
-	s.t.Cleanup(r.close)
-	return r
-}
-
-// A relay dials what it accepts on to where it was going, with the proxy's mark, and
-// for inbound connections from the client's address.
-type relay struct {
-	s         *stage
-	ctx       context.Context
-	cancel    func()
-	listeners []net.Listener
-	work      sync.WaitGroup
-}
-
-func (r *relay) close() {
-	r.cancel()
-	for _, l := range r.listeners {
-		_ = l.Close() // twice, if the test has closed the relay
-	}
-	r.work.Wait()
-}
-
-func (r *relay) accept(l net.Listener, inbound bool) {
-	for {
-		conn, err := l.Accept()
-		if err != nil {
-			return
-		}
-		r.work.Go(func() { r.serve(conn.(*net.TCPConn), inbound) })
-	}
-}
-
-func (r *relay) serve(client *net.TCPConn, inbound bool) {
-	defer func() { _ = client.Close() }()
-	to, err := netlab.OriginalDst(client)
-	if err != nil {
-		return
-	}
-	if to.Port() == ruleset.HBONEPort { // not redirected: a real proxy is told the port in the protocol
-		to = netip.AddrPortFrom(to.Addr(), 80)
-	}
-	options := []netlab.Option{netlab.Mark(int(ruleset.ProxyMark))}
-	if inbound {
-		from := netip.MustParseAddrPort(client.RemoteAddr().String()).Addr().Unmap()
-		options = append(options, netlab.From(netip.AddrPortFrom(from, 0).String()))
-	}
-	server, err := r.s.pod.Dial(r.ctx, "tcp", to.String(), options...)
-	if err != nil {
-		return
-	}
-	defer func() { _ = server.Close() }()
-	stop := context.AfterFunc(r.ctx, func() {
-		_ = client.Close()
-		_ = server.Close()
-	})
-	defer stop()
-	var work sync.WaitGroup
-	forward := func(to, from *net.TCPConn) {
-		_, _ = io.Copy(to, from) // an error is the end as well
-		_ = to.CloseWrite()
-	}
-	work.Go(func() { forward(server.(*net.TCPConn), client) })
-	work.Go(func() { forward(client, server.(*net.TCPConn)) })
-	work.Wait()
 }
 
 // line is an open connection to an echo server.
