@@ -205,17 +205,7 @@ func processes(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	links, err := filepath.Glob("/proc/[0-9]*/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var running []string
-	for _, link := range links {
-		if program, err := os.Readlink(link); err == nil && strings.HasPrefix(program, dir+"/") {
-			running = append(running, filepath.Base(program))
-		}
-	}
-	return running
+	return netlab.Running(t, dir)
 }
 
 func TestWithoutRoot(t *testing.T) {

@@ -59,3 +59,19 @@ func openFiles(t testing.TB) map[string]int {
 	}
 	return files
 }
+
+// Running lists the processes whose program lies in a directory, by its name.
+func Running(t testing.TB, dir string) []string {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var running []string
+	for _, link := range links {
+		if program, err := os.Readlink(link); err == nil && strings.HasPrefix(program, dir+"/") {
+			running = append(running, filepath.Base(program))
+		}
+	}
+	return running
+}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
 // A recorder is the testing.T of a story that is meant to fail.
@@ -88,14 +90,5 @@ func leftBehind(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	links, err := filepath.Glob("/proc/[0-9]*/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, link := range links {
-		if program, err := os.Readlink(link); err == nil && strings.HasPrefix(program, dir+"/") {
-			left = append(left, program)
-		}
-	}
-	return left
+	return append(left, netlab.Running(t, dir)...)
 }

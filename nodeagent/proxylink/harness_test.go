@@ -76,8 +76,8 @@ func start(t *testing.T, change func(*Config)) *link {
 
 func startWith(t *testing.T, change func(*Config), set func(*Server)) *link {
 	t.Helper()
+	netlab.CheckLeaks(t)
 	ignore := goleak.IgnoreCurrent()
-	fds := openFDs(t)
 	l := &link{t: t, registry: prometheus.NewPedanticRegistry(), logs: &logBuffer{}, changed: map[string]int{}}
 	cfg := Config{
 		Path:       filepath.Join(t.TempDir(), "zds.sock"),
@@ -115,29 +115,9 @@ func startWith(t *testing.T, change func(*Config), set func(*Server)) *link {
 	t.Cleanup(func() {
 		l.stop()
 		goleak.VerifyNone(t, ignore)
-		if now := openFDs(t); now != fds {
-			t.Errorf("open descriptors before:\n%s\nafter:\n%s", fds, now)
-		}
 	})
 	eventually(t, "the socket", func() bool { _, err := os.Stat(cfg.Path); return err == nil })
 	return l
-}
-
-func openFDs(t *testing.T) string {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var b strings.Builder
-	for _, e := range entries {
-		target, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name()))
-		// The runtime opens its poller once, whenever it needs it first.
-		if err == nil && !strings.HasPrefix(target, "anon_inode:") {
-			fmt.Fprintln(&b, e.Name(), target)
-		}
-	}
-	return b.String()
 }
 
 func eventually(t *testing.T, what string, holds func() bool) {
