@@ -22,9 +22,7 @@ func (r *Reconciler) adopt() {
 		p.attachment, p.recorded, p.place.Process = &record.Attachment, &record.Netns, record.Process
 		if p.isOver() {
 			r.ended[uid] = true
-			if err := r.config.Records.Delete(uid); err != nil {
-				r.config.Logger.Warn("a pod that is over is still on record", "pod", uid, "error", err)
-			}
+			r.unrecord(uid)
 			continue
 		}
 		p.object = intent.Pod{Namespace: record.Attachment.Namespace, Name: record.Attachment.Name, ServiceAccount: record.ServiceAccount}

@@ -101,7 +101,8 @@ func (p *pod) stand(ctx context.Context) (bool, error) {
 	if !p.sought {
 		return false, nil
 	}
-	for _, p.noDNS = range []bool{false, true} {
+	for _, noDNS := range []bool{false, true} {
+		p.noDNS = noDNS
 		for _, form := range []ruleset.Form{ruleset.FormFull, ruleset.FormSYN} {
 			want := p.want(form)
 			drift, err := p.kernel.Check(ctx, want, Everything)

@@ -204,21 +204,15 @@ func (p *pod) notOpened(err error) outcome {
 	return p.refused(err)
 }
 
-// closeKernel lets go of all that holds the namespace.
-func (p *pod) closeKernel() error {
-	if p.kernel == nil {
-		return nil
-	}
-	err := p.kernel.Close()
-	p.kernel = nil
-	return err
-}
-
-// letGo is closeKernel where an error changes nothing.
+// letGo lets go of all that holds the namespace.
 func (p *pod) letGo() {
-	if err := p.closeKernel(); err != nil {
+	if p.kernel == nil {
+		return
+	}
+	if err := p.kernel.Close(); err != nil {
 		p.r.config.Logger.Warn("cannot let go of a pod's namespace", "pod", p.name(), "error", err)
 	}
+	p.kernel = nil
 }
 
 // drop forgets the attachment: its namespace is dying, and nothing in it needs to

@@ -254,9 +254,7 @@ func (r *Reconciler) close() {
 	defer r.mu.Unlock()
 	close(r.stopped)
 	for _, p := range r.pods {
-		if err := p.closeKernel(); err != nil {
-			r.config.Logger.Warn("cannot let go of a pod's namespace", "pod", p.name(), "error", err)
-		}
+		p.letGo()
 	}
 }
 

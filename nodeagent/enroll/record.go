@@ -152,15 +152,20 @@ func (p *pod) record() Record {
 	}
 }
 
+// unrecord forgets a pod that is over.
+func (r *Reconciler) unrecord(uid string) {
+	if err := r.config.Records.Delete(uid); err != nil {
+		r.config.Logger.Warn("a pod that is over is still on record", "pod", uid, "error", err)
+	}
+}
+
 // remember writes the pod's record, if it is different or was removed; before
 // something is done in its namespace, and at the end of each turn.
 func (p *pod) remember() {
 	if p.attachment == nil {
 		if p.written != nil {
 			p.written = nil
-			if err := p.r.config.Records.Delete(p.uid); err != nil {
-				p.r.config.Logger.Warn("a pod that is over is still on record", "pod", p.uid, "error", err)
-			}
+			p.r.unrecord(p.uid)
 		}
 		return
 	}
