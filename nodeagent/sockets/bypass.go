@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrTooMany says that a namespace has more sockets, or local routes, than are looked
+// errTooMany says that a namespace has more sockets, or local routes, than are looked
 // at.
-var ErrTooMany = errors.New("too many to look at")
+var errTooMany = errors.New("too many to look at")
 
 // maxSockets is how many sockets of a pod are looked at. Each costs some microseconds
 // and some hundred bytes, for as long as the look takes.
@@ -101,7 +101,7 @@ func (c *Conn) list(ctx context.Context) ([]socket, error) {
 	seen := 0
 	err := c.conn.Request(ctx, tcpSockets, unix.NLM_F_DUMP, listTCP(pairedStates), func(reply []byte) error {
 		if seen++; seen > c.max {
-			return fmt.Errorf("%w: more than %d in the pod", ErrTooMany, c.max)
+			return fmt.Errorf("%w: more than %d in the pod", errTooMany, c.max)
 		}
 		s, err := parseMarked(reply)
 		if err != nil {

@@ -277,7 +277,7 @@ func TestTooManySockets(t *testing.T) {
 	crowd(t, s, many)
 	s.diag.max = many
 	for range 3 {
-		if _, err := s.diag.Bypassing(t.Context(), nil); !errors.Is(err, ErrTooMany) || !strings.Contains(err.Error(), strconv.Itoa(many)) {
+		if _, err := s.diag.Bypassing(t.Context(), nil); !errors.Is(err, errTooMany) || !strings.Contains(err.Error(), strconv.Itoa(many)) {
 			t.Fatalf("got %v, want too many", err)
 		}
 	}

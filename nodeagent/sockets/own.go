@@ -51,7 +51,7 @@ func ownAddresses(ctx context.Context, h *netns.Handle) (own, error) {
 		seen := 0
 		found, err := nlconn.List(ctx, conn, unix.RTM_GETROUTE, request, func(reply []byte) (netip.Prefix, bool, error) {
 			if seen++; seen > 3*maxOwn { // the list may be read three times
-				return netip.Prefix{}, false, fmt.Errorf("%w: more than %d local routes in the pod", ErrTooMany, maxOwn)
+				return netip.Prefix{}, false, fmt.Errorf("%w: more than %d local routes in the pod", errTooMany, maxOwn)
 			}
 			return parseLocalRoute(reply)
 		})

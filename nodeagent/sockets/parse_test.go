@@ -156,7 +156,7 @@ func TestTooManyLocalRoutes(t *testing.T) {
 	n := netlab.NewNS(t, "pod")
 	netlab.MustRun(t, n, "sh", "-c", fmt.Sprintf(
 		`i=0; while [ $i -le %d ]; do echo "route add local 10.0.$((i / 256)).$((i %% 256)) dev lo"; i=$((i + 1)); done | ip -batch -`, 3*maxOwn))
-	if own, err := ownAddresses(t.Context(), n.Handle); !errors.Is(err, ErrTooMany) {
+	if own, err := ownAddresses(t.Context(), n.Handle); !errors.Is(err, errTooMany) {
 		t.Errorf("%d addresses, %v", len(own.prefixes), err)
 	}
 }

@@ -39,7 +39,7 @@
 //   - A connection that is gone, or replaced by another of the same addresses and
 //     ports, before it is destroyed: the other lives, as do listeners.
 //   - A kernel that cannot destroy sockets ([ErrCannotDestroy]).
-//   - A pod with a great many sockets or local routes: the look ends ([ErrTooMany]).
+//   - A pod with a great many sockets or local routes: the look ends, and says so.
 //   - Lengths in a reply that lie.
 package sockets
 
