@@ -71,7 +71,7 @@ func (p *Plugin) forward(command string, args *skel.CmdArgs, request func(*agent
 	took := time.Since(started).Round(10 * time.Microsecond)
 	switch {
 	case err != nil && slices.Contains(c.AllowWithoutAgent, pod.namespace):
-		log.Warn("passed on without the agent, as allowWithoutAgent says", "took", took, "err", err)
+		log.Warn("passed on without the agent, as allowWithoutAgent says", "took", took, "error", err)
 	case err != nil:
 		return previous{}, p.noAnswer(c, pod, took, err)
 	case answer.Error != nil:

@@ -12,7 +12,7 @@ import (
 func (p *Plugin) del() {
 	conf, err := io.ReadAll(p.stdin)
 	if err != nil {
-		p.log.Warn("cannot read the configuration", "command", "DEL", "err", err)
+		p.log.Warn("cannot read the configuration", "command", "DEL", "error", err)
 	}
 	if socket := lenientSocket(conf); socket != "" {
 		p.socket = socket
@@ -39,9 +39,9 @@ func (p *Plugin) del() {
 	answer, err := p.call(ctx, p.socket, req)
 	switch {
 	case err != nil:
-		log.Warn("deleted without the agent", "err", err)
+		log.Warn("deleted without the agent", "error", err)
 	case answer.Error != nil:
-		log.Warn("deleted, though the agent failed", "err", answer.Error)
+		log.Warn("deleted, though the agent failed", "error", answer.Error)
 	default:
 		log.Info("deleted")
 	}

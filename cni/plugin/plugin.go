@@ -119,7 +119,7 @@ func (p *Plugin) Run(about string) (code int) {
 		return p.fail(command, err)
 	}
 	if _, err := p.stdout.Write(p.result); err != nil {
-		p.log.Error("cannot print the result", "command", command, "err", err)
+		p.log.Error("cannot print the result", "command", command, "error", err)
 		return 1
 	}
 	return 0
@@ -129,7 +129,7 @@ var supported = version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 // fail logs and prints why command failed.
 func (p *Plugin) fail(command string, e *types.Error) int {
-	p.log.Error("cannot serve the runtime", "command", command, "container", p.getenv("CNI_CONTAINERID"), "code", e.Code, "err", e)
+	p.log.Error("cannot serve the runtime", "command", command, "container", p.getenv("CNI_CONTAINERID"), "code", e.Code, "error", e)
 	return p.print(e)
 }
 
@@ -140,7 +140,7 @@ func (p *Plugin) print(e *types.Error) int {
 		_, err = p.stdout.Write(append(out, '\n'))
 	}
 	if err != nil {
-		p.log.Error("cannot print the error", "err", err)
+		p.log.Error("cannot print the error", "error", err)
 	}
 	return 1
 }
