@@ -1,20 +1,19 @@
 package nodeproxy_test
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/integration/nodeproxy"
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
@@ -190,7 +189,7 @@ func TestPendingWorkloadsAreForgottenOnANewConnection(t *testing.T) {
 
 // An agent that is killed resets the connection, which is no request.
 func TestWhatIsLoggedWhenTheAgentIsKilled(t *testing.T) {
-	var log syncBuffer
+	var log netlab.Log
 	n := newNode(t, nodeproxy.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	l := n.accept()
 	l.send(add("uid0"), noNamespace(t))
@@ -213,24 +212,6 @@ func TestWhatIsLoggedWhenTheAgentIsKilled(t *testing.T) {
 	if t.Failed() {
 		t.Logf("the log:\n%s", text)
 	}
-}
-
-// A syncBuffer is written and read at once.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 func TestTheProxyFindsAnAgentThatComesLate(t *testing.T) {

@@ -266,7 +266,7 @@ func TestAFailedAddIsRemembered(t *testing.T) {
 		if got.State != status.Pending || got.Reason != status.NoProxy || !strings.Contains(got.Message, "last start failed") || got.Remedy == "" {
 			t.Errorf("got %+v", got)
 		}
-		if got := w.logged.lines("a pod does not start"); len(got) != 1 || !strings.Contains(got[0], "reason=NoProxy") {
+		if got := w.logged.Lines("a pod does not start"); len(got) != 1 || !strings.Contains(got[0], "reason=NoProxy") {
 			t.Errorf("logged: %q", got)
 		}
 		w.proxySays(proxylink.Acked, "")

@@ -279,7 +279,7 @@ func TestNoRecordCanBeWritten(t *testing.T) {
 		if err := w.add("web", "c1"); err != nil {
 			t.Error(err)
 		}
-		if got := w.logged.lines("no space left"); len(got) == 0 {
+		if got := w.logged.Lines("no space left"); len(got) == 0 {
 			t.Error("nothing is said of it")
 		}
 		w.mu.Lock()

@@ -20,7 +20,7 @@ func TestForeignRules(t *testing.T) {
 		if got := w.r.Report()[0]; !strings.Contains(got.Message, "chain ip evil/out: before ours") || got.Remedy == "" {
 			t.Errorf("%s; %s", got.Message, got.Remedy)
 		}
-		if got := w.logged.lines("may be taken before it is redirected"); len(got) != 1 {
+		if got := w.logged.Lines("may be taken before it is redirected"); len(got) != 1 {
 			t.Errorf("logged: %q", got)
 		}
 		s.set(func() { s.foreign = nil })

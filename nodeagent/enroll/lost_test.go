@@ -83,7 +83,7 @@ func TestAProcessEndsAndNothingIsLeft(t *testing.T) {
 		w.pass(time.Minute)
 		w.wantDone()
 		w.wantState(stillCaptured...)
-		if n := len(w.logged.lines("no descriptors are left")); n != 1 {
+		if n := len(w.logged.Lines("no descriptors are left")); n != 1 {
 			t.Errorf("said %d times", n)
 		}
 		w.set(func() { w.undecided = nil })

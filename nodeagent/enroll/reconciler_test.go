@@ -24,19 +24,19 @@ func TestLogOfAPodThatIsNotAsItShouldBe(t *testing.T) {
 		s.set(func() { s.missing = "" })
 		w.proxySays(proxylink.Acked, "")
 		w.pass(time.Minute)
-		if got := w.logged.lines("WARN"); len(got) != 0 {
+		if got := w.logged.Lines("WARN"); len(got) != 0 {
 			t.Errorf("for a moment's absence: %q", got)
 		}
 		s.set(func() { s.missing = "tcp" })
 		w.proxySays(proxylink.NoProxy, "")
 		w.pass(warnAfter)
 		w.pass(time.Hour)
-		if got := w.logged.lines("WARN"); len(got) != 1 || !strings.Contains(got[0], "state=Blocked reason=NoProxy") {
+		if got := w.logged.Lines("WARN"); len(got) != 1 || !strings.Contains(got[0], "state=Blocked reason=NoProxy") {
 			t.Errorf("for an hour's absence: %q", got)
 		}
 		s.set(func() { s.missing = "" })
 		w.proxySays(proxylink.Acked, "")
-		if got := w.logged.lines("as it should be again"); len(got) != 1 || !strings.Contains(got[0], "state=Captured") {
+		if got := w.logged.Lines("as it should be again"); len(got) != 1 || !strings.Contains(got[0], "state=Captured") {
 			t.Errorf("when it is over: %q", got)
 		}
 	})
@@ -49,7 +49,7 @@ func TestLogOfAQuietLife(t *testing.T) {
 			w.pass(time.Hour)
 			w.restart()
 			w.del("web", "c1")
-			if got := w.logged.lines("pod="); len(got) > 2 {
+			if got := w.logged.Lines("pod="); len(got) > 2 {
 				t.Errorf("%s: more than two lines: %q", name, got)
 			}
 		})

@@ -87,7 +87,7 @@ func TestKeepEnds(t *testing.T) {
 		w.object("web", true, withUID)
 		w.pass(time.Minute)
 		w.wantDone("keep uid-web")
-		if got := w.logged.lines("is not found"); len(got) != 1 || !strings.Contains(got[0], "nothing leads to it") {
+		if got := w.logged.Lines("is not found"); len(got) != 1 || !strings.Contains(got[0], "nothing leads to it") {
 			t.Errorf("logged: %q", got)
 		}
 		w.forget("web")

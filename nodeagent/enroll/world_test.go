@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
@@ -31,7 +32,7 @@ type world struct {
 	ctx  context.Context // the agent's
 	stop func()          // the agent ends
 
-	logged syncBuffer // the agent's own log
+	logged netlab.Log // the agent's own log
 
 	mu               sync.Mutex
 	log              []string
@@ -53,25 +54,6 @@ type world struct {
 	answer   proxylink.State       // what the proxy says of what is announced now
 	text     string
 	held     map[string]proxylink.State // what the proxy says of each workload
-}
-
-// A syncBuffer may be written and read at once.
-type syncBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-// lines returns the lines that hold text.
-func (b *syncBuffer) lines(text string) []string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.DeleteFunc(strings.Split(b.text.String(), "\n"), func(l string) bool { return !strings.Contains(l, text) })
 }
 
 // inWorld runs story with a running Reconciler and a clock of its own.

@@ -6,12 +6,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/nodeagent/manifests"
 )
 
@@ -83,28 +82,10 @@ func TestDirectoryThatIsMissingAtTheStart(t *testing.T) {
 	}
 }
 
-// lines is a log that can be read while it is written.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) count(s string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), s)
-}
-
 // A problem that stays is neither a change nor a new line in the log at each poll.
 func TestProblemIsSaidOnce(t *testing.T) {
 	d := prepare(t, time.Millisecond)
-	var log lines
+	var log netlab.Log
 	var err error
 	var changes atomic.Int32
 	if d.dir, err = manifests.New(manifests.Config{
@@ -123,8 +104,8 @@ func TestProblemIsSaidOnce(t *testing.T) {
 		d.write(name+".yaml", pod(name, ""))
 		d.until("it is known", func() bool { return len(d.dir.Pods()) == i+1 })
 	}
-	if n := log.count("first.yaml"); n != 1 {
-		t.Errorf("logged %d times", n)
+	if got := log.Lines("first.yaml"); len(got) != 1 {
+		t.Errorf("logged: %q", got)
 	}
 	if n := changes.Load(); n > 21 {
 		t.Errorf("%d changes, but there were the first reading and 20 pods", n)

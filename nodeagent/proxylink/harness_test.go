@@ -1,7 +1,6 @@
 package proxylink
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -42,28 +41,11 @@ type link struct {
 	*Server
 	t        *testing.T
 	registry *prometheus.Registry
-	logs     *logBuffer
+	logs     *netlab.Log
 	stop     func()
 
 	mu      sync.Mutex
 	changed map[string]int
-}
-
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // start runs a Server whose time-outs are too long, and pauses too short, to
@@ -78,7 +60,7 @@ func startWith(t *testing.T, change func(*Config), set func(*Server)) *link {
 	t.Helper()
 	netlab.CheckLeaks(t)
 	ignore := goleak.IgnoreCurrent()
-	l := &link{t: t, registry: prometheus.NewPedanticRegistry(), logs: &logBuffer{}, changed: map[string]int{}}
+	l := &link{t: t, registry: prometheus.NewPedanticRegistry(), logs: new(netlab.Log), changed: map[string]int{}}
 	cfg := Config{
 		Path:       filepath.Join(t.TempDir(), "zds.sock"),
 		AckTimeout: time.Minute, AckPreference: time.Minute, HelloTimeout: time.Minute,
