@@ -128,7 +128,10 @@ func TestNearMissesAreForeign(t *testing.T) {
 		Name: "c", Type: ruleset.NAT, Hook: ruleset.Output, Priority: -101, Policy: ruleset.PolicyAccept}}}
 	for rule, text := range map[string]string{
 		`iifname "tap*" accept`:                            `[meta, cmp, accept]`,
-		`iif lo accept`:                                    `[meta, cmp, accept]`,
+		`iifname lo accept`:                                `[meta, cmp, accept]`,
+		`oifname != lo accept`:                             `[meta, cmp, accept]`,
+		`oif 2 accept`:                                     `[meta, cmp, accept]`,
+		`iif != lo accept`:                                 `iif != "lo" accept`,
 		`oifname > "a" accept`:                             `[meta, cmp, accept]`,
 		`meta nfproto ipv4 accept`:                         `[meta, cmp, accept]`,
 		`ip daddr 10.0.0.0/31 accept`:                      `[meta, cmp, payload, bitwise, cmp, accept]`,

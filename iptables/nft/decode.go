@@ -194,6 +194,10 @@ func (d *decoder) metaCondition(e *expr.Meta) (ruleset.Match, int) {
 		return nil, 0
 	}
 	switch e.Key {
+	case expr.MetaKeyIIF:
+		return ruleset.InInterface{Name: ruleset.Loopback, Not: not}, taken(bytes.Equal(data, native(ruleset.LoopbackIndex)), 2)
+	case expr.MetaKeyOIF:
+		return ruleset.OutInterface{Name: ruleset.Loopback, Not: not}, taken(bytes.Equal(data, native(ruleset.LoopbackIndex)), 2)
 	case expr.MetaKeyIIFNAME:
 		name, ok := decodeName(data)
 		return ruleset.InInterface{Name: name, Not: not}, taken(ok, 2)
@@ -309,7 +313,8 @@ func decodeName(data []byte) (string, bool) {
 	if len(data) != unix.IFNAMSIZ {
 		return "", false
 	}
-	return string(bytes.TrimRight(data, "\x00")), true
+	name := string(bytes.TrimRight(data, "\x00"))
+	return name, name != ruleset.Loopback // which is meant by its number
 }
 
 // statement is what all expressions that are left do together; none if it takes 0 of them.

@@ -75,9 +75,9 @@ func (e *encoder) add(exprs ...expr.Any) { e.exprs = append(e.exprs, exprs...) }
 func (e *encoder) match(match ruleset.Match) error {
 	switch m := match.(type) {
 	case ruleset.InInterface:
-		e.add(meta(expr.MetaKeyIIFNAME), compare(m.Not, interfaceName(m.Name)))
+		e.device(expr.MetaKeyIIF, expr.MetaKeyIIFNAME, m.Name, m.Not)
 	case ruleset.OutInterface:
-		e.add(meta(expr.MetaKeyOIFNAME), compare(m.Not, interfaceName(m.Name)))
+		e.device(expr.MetaKeyOIF, expr.MetaKeyOIFNAME, m.Name, m.Not)
 	case ruleset.Addr:
 		family, at := byte(unix.NFPROTO_IPV4), places.address4
 		if m.Addr.Is6() {
@@ -109,6 +109,15 @@ func (e *encoder) match(match ruleset.Match) error {
 		return fmt.Errorf("cannot write condition %#v", match)
 	}
 	return nil
+}
+
+// device compares an interface's name, or the number of the one whose name does not matter.
+func (e *encoder) device(byNumber, byName expr.MetaKey, name string, not bool) {
+	if name == ruleset.Loopback {
+		e.add(meta(byNumber), compare(not, native(ruleset.LoopbackIndex)))
+		return
+	}
+	e.add(meta(byName), compare(not, interfaceName(name)))
 }
 
 // transport makes sure of the protocol: the kernel reads a port or flags out of whatever follows the IP header.

@@ -56,6 +56,29 @@ func TestReplacingTheFormKeepsConnections(t *testing.T) {
 	}
 }
 
+// An interface that leads out of the pod gains nothing by the name of one that does not.
+func TestAnotherInterfaceIsCalledLoopback(t *testing.T) {
+	netlab.Kernel(t)
+	pod, peer := netlab.NewNS(t, "pod"), netlab.NewNS(t, "peer")
+	netlab.Connect(t,
+		netlab.Port{NS: pod, Link: "eth0", Addrs: netlab.Prefixes("10.0.0.5/24")},
+		netlab.Port{NS: peer, Link: "eth0", Addrs: netlab.Prefixes("10.0.0.9/24")})
+	netlab.ServeEcho(t, peer, "peer", "tcp", "10.0.0.9:80")
+	netlab.ServeEcho(t, pod, "proxy", "tcp", "127.0.0.1:15001", netlab.Mark(int(ruleset.ProxyMark)))
+	netlab.ServeEcho(t, pod, "app", "tcp", "10.0.0.5:80")
+	table, want := open(t, pod), build(t, ruleset.Config{CaptureDNS: true, IPv4: true, IPv6: true}, ruleset.FormFull)
+	apply(t, table, want)
+	for _, rename := range [][2]string{{"lo", "inner"}, {"eth0", "lo"}} {
+		netlab.MustRun(t, pod, "ip", "link", "set", rename[0], "down") // kernels before 6.2 ask for it
+		netlab.MustRun(t, pod, "ip", "link", "set", rename[0], "name", rename[1])
+		netlab.MustRun(t, pod, "ip", "link", "set", rename[1], "up")
+	}
+	if diff := check(t, table, want); len(diff) > 0 {
+		t.Errorf("the rules are not as they were:\n%s", diff)
+	}
+	speak(t, []*line{dial(t, pod, "10.0.0.9:80", "proxy"), dial(t, pod, "10.0.0.5:80", "app")})
+}
+
 // line is an open connection to an echo server.
 type line struct {
 	conn   net.Conn

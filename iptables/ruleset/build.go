@@ -20,8 +20,8 @@ var (
 	tcp       = L4{TCP}
 	own       = PacketMark{Value: ProxyMark, Mask: MarkMask}
 	notOwn    = PacketMark{Value: ProxyMark, Mask: MarkMask, Not: true}
-	outLo     = OutInterface{Name: "lo"}
-	notOutLo  = OutInterface{Name: "lo", Not: true}
+	outLo     = OutInterface{Name: Loopback}
+	notOutLo  = OutInterface{Name: Loopback, Not: true}
 	loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	loopback6 = netip.IPv6Loopback()
 )
@@ -188,7 +188,7 @@ func (c Config) guardPrerouting() []Rule {
 		return rules
 	}
 	rules = append(rules,
-		rule("stays in the pod", Accept{}, InInterface{Name: "lo"}),
+		rule("stays in the pod", Accept{}, InInterface{Name: Loopback}),
 		rule("HBONE: never redirected", Accept{}, Port{Protocol: TCP, Side: Destination, Port: HBONEPort}))
 	for _, f := range c.families() {
 		rules = append(rules, rule("kubelet probe: to the app itself", Accept{}, Addr{Side: Source, Addr: f.probe}))

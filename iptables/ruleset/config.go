@@ -80,7 +80,7 @@ func CheckInterface(name string) error {
 		return fmt.Errorf("interface name %q is longer than %d characters", name, maxName)
 	case name == "." || name == "..":
 		return fmt.Errorf("interface name %q is not allowed by the kernel", name)
-	case name == "lo":
+	case name == Loopback:
 		return errors.New(`interface "lo" cannot be a virtual interface: nothing enters the pod there`)
 	case strings.HasSuffix(name, "+") || strings.Contains(name, "*"):
 		return fmt.Errorf("interface name %q holds a wildcard: name each interface", name)

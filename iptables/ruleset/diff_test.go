@@ -32,7 +32,7 @@ func TestCompareSaysWhatAnOperatorNeeds(t *testing.T) {
 	const (
 		probe    = "`ip daddr 169.254.7.127 meta l4proto tcp accept comment \"answers to the kubelet's probes\"`"
 		marked   = "`meta l4proto tcp meta mark & 0x00000fff == 0x00000111 accept comment \"the app's answers to the proxy\"`"
-		ownPod   = "`oifname \"lo\" ip daddr != 127.0.0.1 meta l4proto tcp accept comment \"a call to the pod's own address\"`"
+		ownPod   = "`oif \"lo\" ip daddr != 127.0.0.1 meta l4proto tcp accept comment \"a call to the pod's own address\"`"
 		outbound = "`ip daddr != 127.0.0.1 meta l4proto tcp meta mark & 0x00000fff != 0x00000539 redirect to :15001 comment \"outbound\"`"
 	)
 	tests := []struct {

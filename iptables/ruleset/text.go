@@ -105,10 +105,14 @@ func either(not bool) string {
 	return ""
 }
 
-func (m InInterface) text() string  { return interfaceText("iifname", m.Name, m.Not) }
-func (m OutInterface) text() string { return interfaceText("oifname", m.Name, m.Not) }
+func (m InInterface) text() string  { return interfaceText("iif", m.Name, m.Not) }
+func (m OutInterface) text() string { return interfaceText("oif", m.Name, m.Not) }
 
+// interfaceText compares the interface's number, as nft does by that key, or its name.
 func interfaceText(key, name string, not bool) string {
+	if name != Loopback {
+		key += "name"
+	}
 	return fmt.Sprintf(`%s %s"%s"`, key, either(not), strings.ReplaceAll(printable(name), `"`, `'`))
 }
 

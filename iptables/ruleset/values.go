@@ -89,9 +89,16 @@ const (
 	Destination
 )
 
+// Loopback is the name of the interface that every namespace has, and LoopbackIndex its number, in all of them.
+const (
+	Loopback      = "lo"
+	LoopbackIndex = 1
+)
+
 // The conditions.
 type (
-	// InInterface holds for packets that came in on the interface of that exact name (no wildcards).
+	// InInterface holds for packets that came in on the interface of that exact name (no wildcards). Loopback stands for the
+	// interface that is born with a namespace, whatever it is called by now: somebody may give another its name.
 	InInterface struct {
 		Name string
 		Not  bool
