@@ -30,7 +30,7 @@ func (r *Reconciler) adopt() {
 		p.touched, p.applied = record.Touched, record.Applied
 		p.stood, p.older, p.gap, p.raced, p.kept = record.Stood, record.Older, record.Gap, record.Raced, record.Kept
 		p.stale = record.Stale
-		p.orphan, p.resumed = record.Adding, true
+		p.orphan, p.begun, p.resumed = record.Adding, record.Adding, true
 		// As it was written, so that what is the same is not written again.
 		if text, err := json.Marshal(record); err == nil {
 			p.written = text

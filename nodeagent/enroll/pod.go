@@ -31,6 +31,7 @@ type pod struct {
 	// The worker's.
 	answers []answer // to the calls taken in this turn
 	written []byte   // the record as it was written last
+	begun   bool     // by that record an ADD is under way
 	ended   bool     // a sandbox of it has ended
 	progress
 }

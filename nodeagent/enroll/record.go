@@ -152,10 +152,10 @@ func (p *pod) record() Record {
 	}
 }
 
-// unrecord forgets a pod that is over.
+// unrecord forgets a pod that is over, or of which no record is better than the one there.
 func (r *Reconciler) unrecord(uid string) {
 	if err := r.config.Records.Delete(uid); err != nil {
-		r.config.Logger.Warn("a pod that is over is still on record", "pod", uid, "error", err)
+		r.config.Logger.Warn("a record that is over cannot be deleted", "pod", uid, "error", err)
 	}
 }
 
@@ -164,7 +164,7 @@ func (r *Reconciler) unrecord(uid string) {
 func (p *pod) remember() {
 	if p.attachment == nil {
 		if p.written != nil {
-			p.written = nil
+			p.written, p.begun = nil, false
 			p.r.unrecord(p.uid)
 		}
 		return
@@ -183,7 +183,12 @@ func (p *pod) remember() {
 	}
 	if err != nil {
 		p.r.config.Logger.Warn("a pod is not on record: the next agent has to find it", "pod", p.name(), "error", err)
+		if p.begun && !record.Adding {
+			// The next agent would leave the pod to the runtime, which has had its answer.
+			p.written, p.begun = nil, false
+			p.r.unrecord(p.uid)
+		}
 		return
 	}
-	p.written = text
+	p.written, p.begun = text, record.Adding
 }
