@@ -57,7 +57,11 @@ func (p *Processes) walk(ctx context.Context) (map[nsfs][]int, error) {
 	err = entries(dir, func(name string) error {
 		if pid, err := strconv.Atoi(name); err == nil {
 			// Whatever the error is, the process has ended or is hidden from us.
-			if at, err := nsfsAt(int(dir.Fd()), name+"/ns/net"); err == nil {
+			at, err := nsfsAt(int(dir.Fd()), name+"/ns/net")
+			if errors.Is(err, unix.ENOENT) {
+				at, err = p.withoutFirstThread(pid)
+			}
+			if err == nil {
 				living[at] = append(living[at], pid)
 			}
 		}
@@ -67,6 +71,17 @@ func (p *Processes) walk(ctx context.Context) (map[nsfs][]int, error) {
 		slices.Sort(pids)
 	}
 	return living, errors.Join(err, dir.Close())
+}
+
+// withoutFirstThread is where a process lives whose first thread has ended.
+func (p *Processes) withoutFirstThread(pid int) (nsfs, error) {
+	proc := p.open(pid)
+	if proc == nil {
+		return nsfs{}, unix.ESRCH
+	}
+	defer proc.close()
+	at, _, err := proc.home()
+	return at, err
 }
 
 // open opens a process, nil if it has ended.
@@ -104,6 +119,22 @@ type process struct {
 
 func (p *process) close() { _ = p.dir.Close() } // nothing was written
 
+// home is where the process lives, and the directory of a thread that tells: the first
+// thread's, unless it has ended. The others, and the open files, live on without it.
+func (p *process) home() (at nsfs, thread string, err error) {
+	if at, err = nsfsAt(int(p.dir.Fd()), "ns/net"); !errors.Is(err, unix.ENOENT) {
+		return at, ".", err
+	}
+	p.list("task", func(dir int, name string) error {
+		if found, foundErr := nsfsAt(dir, name+"/ns/net"); foundErr == nil {
+			at, thread, err = found, filepath.Join("task", name), nil
+			return errEnough
+		}
+		return nil
+	})
+	return at, thread, err
+}
+
 // list calls each with what a directory of the process's holds, as far as it can be
 // read: the process may end at any moment, or be hidden from us.
 func (p *process) list(name string, each func(dir int, name string) error) {
@@ -133,10 +164,10 @@ func (p *process) lives(at nsfs) bool {
 	return threads > 0 && others == 0
 }
 
-// sockets calls each with the inode number of each file that is a socket, and with 0
-// for any other.
-func (p *process) sockets(each func(inode uint64) error) {
-	p.list("fd", func(dir int, file string) error {
+// sockets calls each with the inode number of each file of a thread's that is a socket,
+// and with 0 for any other.
+func (p *process) sockets(thread string, each func(inode uint64) error) {
+	p.list(filepath.Join(thread, "fd"), func(dir int, file string) error {
 		var target [64]byte
 		n, err := unix.Readlinkat(dir, file, target[:])
 		if err != nil { // closed meanwhile

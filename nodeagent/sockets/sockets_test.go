@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 44) }
+func TestMain(m *testing.M) { netlab.Main(m, 45) }
 
 func open(t testing.TB, n *netlab.NS) *Conn {
 	t.Helper()

@@ -80,11 +80,12 @@ func (s *search) run(ctx context.Context, processes *Processes) error {
 
 // look looks for the sockets among the files of a process.
 func (s *search) look(ctx context.Context, p *process) {
-	if in, err := nsfsAt(int(p.dir.Fd()), "ns/net"); err != nil || in != s.at {
+	in, thread, err := p.home()
+	if err != nil || in != s.at {
 		return // it has ended, and its number been given to another, since they were listed
 	}
 	holds := map[holding]bool{}
-	p.sockets(func(inode uint64) error {
+	p.sockets(thread, func(inode uint64) error {
 		if h, ok := s.held[inode]; ok {
 			holds[h] = true
 		}

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
@@ -168,6 +170,41 @@ func TestInheritedSocket(t *testing.T) {
 	wantSquatters(t, c, fmt.Sprintf("port 15001/tcp: sleep (pid %d)", elder.Process.Pid))
 	end(elder)
 	wantSquatters(t, c, fmt.Sprintf("port 15001/tcp: tail (pid %d)", younger.Process.Pid))
+}
+
+// A process lives on without its first thread, and so do its files.
+func TestSquatterWithoutItsFirstThread(t *testing.T) {
+	netlab.Kernel(t)
+	n := netlab.NewNS(t, "pod")
+	f := squat{"tcp", "[::]:15001", nil}.file(t, n)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(headless, "1")
+	app := start(t, n, []*os.File{f}, self)
+	_ = f.Close() // a copy
+	c := open(t, n)
+	netlab.Eventually(t, func() error {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", app.Process.Pid))
+		if err == nil && !strings.Contains(string(stat), ") Z ") {
+			err = errors.New("the first thread has not ended")
+		}
+		return err
+	})
+	wantSquatters(t, c, fmt.Sprintf("port 15001/tcp: %s (pid %d)", filepath.Base(self), app.Process.Pid))
+}
+
+// headless is set for a process whose first thread is to end at once.
+const headless = "FAIRLEAD_TEST_HEADLESS"
+
+var _ = endFirstThread()
+
+func endFirstThread() struct{} { // which runs the initialisation of variables
+	if os.Getenv(headless) != "" {
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0) // of the thread, not of the process
+	}
+	return struct{}{}
 }
 
 // A process can call itself anything.
