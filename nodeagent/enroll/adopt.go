@@ -1,6 +1,7 @@
 package enroll
 
 import (
+	"context"
 	"encoding/json"
 	"time"
 
@@ -36,7 +37,7 @@ func (r *Reconciler) adopt() {
 			p.written = text
 		}
 		r.pods[uid] = p
-		r.adopting[uid] = true
+		r.adopting[uid] = record.Applied.Form != 0
 	}
 	if len(records) > 0 {
 		r.config.Logger.Info("adopting pods", "pods", len(r.adopting))
@@ -52,8 +53,36 @@ func (r *Reconciler) looked() {
 	}
 }
 
-// Adopted is closed when every pod on record has been looked at, and has been
-// announced if it is to be. Proxies are not to be told of the node's pods before:
+// adoptionLimit is how long the node's other pods, and its proxies, wait for an adopted
+// pod to be looked at.
+const adoptionLimit = 10 * time.Second
+
+// boundAdoption has proxies go on with pods that could not be looked at in time: somebody
+// in one may keep the kernel busy there.
+func (r *Reconciler) boundAdoption(ctx context.Context) {
+	limit := time.NewTimer(adoptionLimit)
+	defer limit.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-r.adopted:
+		return
+	case <-limit.C:
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for uid, captured := range r.adopting {
+		if captured {
+			r.config.Proxies.Keep(uid)
+		}
+		r.config.Logger.Warn("an adopted pod is slow to be looked at", "pod", uid)
+	}
+	clear(r.adopting)
+	r.looked()
+}
+
+// Adopted is closed when every pod on record has been looked at, and has been announced
+// if it is to be; or when proxies were asked to keep those that take too long. Proxies are not to be told of the node's pods before:
 // a snapshot stops what it does not name.
 func (r *Reconciler) Adopted() <-chan struct{} { return r.adopted }
 

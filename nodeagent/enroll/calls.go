@@ -178,7 +178,7 @@ func (p *pod) next(again time.Duration, began time.Time) time.Duration {
 	if again > 0 && p.adding == nil {
 		again = max(again, pause)
 	}
-	p.sweepAt, p.restsUntil, p.changed = now.Add(p.r.config.SweepInterval), now.Add(pause), false
+	p.sweepAt, p.restsUntil, p.changed = now.Add(max(p.r.config.SweepInterval, pause)), now.Add(pause), false
 	return again
 }
 

@@ -166,6 +166,9 @@ const mostDrift = 20
 
 // Check looks at routes and rules, each whatever became of the other.
 func (k *netKernel) Check(ctx context.Context, want ruleset.Config, depth Depth) (string, error) {
+	if depth == Everything {
+		k.plan = nil // the kernel may have another address family by now
+	}
 	plan, err := k.build(want)
 	if err == nil && k.watch == nil {
 		// Before anything is read, and not before: what Apply does need not be told.

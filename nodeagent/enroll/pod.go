@@ -29,10 +29,11 @@ type pod struct {
 	changed    bool      // there were some during its turn
 
 	// The worker's.
-	answers []answer // to the calls taken in this turn
-	written []byte   // the record as it was written last
-	begun   bool     // by that record an ADD is under way
-	ended   bool     // a sandbox of it has ended
+	answers    []answer // to the calls taken in this turn
+	written    []byte   // the record as it was written last
+	begun      bool     // by that record an ADD is under way
+	unrecorded bool     // the record could not be written, which was logged
+	ended      bool     // a sandbox of it has ended
 	progress
 }
 

@@ -64,6 +64,7 @@ type redirection struct {
 	inspectAt time.Time      // when to look at everything again
 	stale     bool           // conntrack entries may defeat the redirects
 	foreign   []string       // what may take packets before they do
+	named     time.Time      // when that was logged last
 	repaired  int
 	repairs   []time.Time // the latest ones
 }

@@ -137,7 +137,7 @@ type Reconciler struct {
 	busy  map[string]time.Time                     // since when a pod holds a worker
 	beat  time.Time                                // when a worker last was free
 
-	adopting map[string]bool // adopted pods that have not had a turn
+	adopting map[string]bool // adopted pods that have not had a turn; true: something of ours is in them
 }
 
 // New validates the configuration.
@@ -179,6 +179,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	}
 	group.Go(func() error { r.sweep(ctx, queue); return nil })
 	group.Go(func() error { r.seek(ctx); return nil })
+	group.Go(func() error { r.boundAdoption(ctx); return nil })
 	queue.Add(heartbeat)
 	<-ctx.Done()
 	r.mu.Lock()

@@ -182,7 +182,10 @@ func (p *pod) remember() {
 		err = p.r.config.Records.Save(record)
 	}
 	if err != nil {
-		p.r.config.Logger.Warn("a pod is not on record: the next agent has to find it", "pod", p.name(), "error", err)
+		if !p.unrecorded {
+			p.r.config.Logger.Warn("a pod is not on record: the next agent has to find it", "pod", p.name(), "error", err)
+		}
+		p.unrecorded = true
 		if p.begun && !record.Adding {
 			// The next agent would leave the pod to the runtime, which has had its answer.
 			p.written, p.begun = nil, false
@@ -190,5 +193,5 @@ func (p *pod) remember() {
 		}
 		return
 	}
-	p.written, p.begun = text, record.Adding
+	p.written, p.begun, p.unrecorded = text, record.Adding, false
 }

@@ -132,7 +132,8 @@ func (p *pod) lookAround(ctx context.Context, depth Depth) {
 	if p.foreign, err = p.kernel.Foreign(ctx, depth); err != nil {
 		p.r.config.Logger.Debug("cannot tell what stands before our rules", "pod", p.name(), "error", err)
 	}
-	if len(p.foreign) > 0 && !slices.Equal(before, p.foreign) {
+	if len(p.foreign) > 0 && !slices.Equal(before, p.foreign) && time.Since(p.named) > fightWindow {
+		p.named = time.Now()
 		p.r.config.Logger.Warn("a pod's traffic may be taken before it is redirected", "pod", p.name(), "by", strings.Join(p.foreign, ", "))
 	}
 	if depth != Everything {
