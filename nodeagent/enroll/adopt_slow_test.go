@@ -16,7 +16,7 @@ func TestAdoptionOfASlowPodIsBounded(t *testing.T) {
 		}
 		w.stop()
 		answer := make(chan struct{})
-		s.set(func() { s.block, s.rules = answer, "" }) // so that it is applied
+		s.set(func() { s.gate = answer })
 		before := time.Now()
 		w.restart()
 		if took := time.Since(before); took != adoptionLimit {

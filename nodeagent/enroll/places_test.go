@@ -105,6 +105,11 @@ func (w *world) open(place sandbox.Place, changed func(string)) (Kernel, error) 
 		return nil, err
 	}
 	s := w.spaceOf(container)
+	if gate := s.gate; gate != nil {
+		w.mu.Unlock()
+		<-gate
+		w.mu.Lock()
+	}
 	if err := s.fail["open"]; err != nil {
 		return nil, err
 	}

@@ -27,6 +27,7 @@ type space struct {
 	looks     int              // at the listeners
 	fail      map[string]error // by verb
 	block     chan struct{}    // Apply hangs until it is closed
+	gate      chan struct{}    // as does to open it
 	slow      time.Duration    // Check takes so long
 }
 
