@@ -18,7 +18,7 @@ STATIC := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VER
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build the static binaries into bin/: fairlead, fairlead-cni, nodeproxy
@@ -49,6 +49,31 @@ test: ## run every test with the race detector, the kernel's too (root); install
 .PHONY: lint
 lint: ## check style, generated code and the modules' tidiness
 	@integration/make/lint
+
+.PHONY: e2e
+e2e: root cluster-command ## run the end-to-end tests on a real Kubernetes cluster made of namespaces (root)
+	@integration/make/packages cluster
+	@bin/cluster build
+	@cd integration/cluster && go test -tags e2e -count=1 -p 1 -timeout 60m $(if $(RUN),-run '$(RUN)') -v ./e2e/...
+
+.PHONY: cluster-command
+cluster-command:
+	@cd integration/cluster && $(STATIC) -o ../../bin/ ./cmd/cluster
+	@ln -sf cluster bin/kubectl
+
+# NODES is how many nodes the cluster gets: 1, or more.
+.PHONY: cluster-up
+cluster-up: root cluster-command ## start a real Kubernetes cluster made of namespaces; NODES=2 for two nodes (root)
+	@integration/make/packages cluster
+	@bin/cluster up $(if $(NODES),-nodes '$(NODES)')
+
+.PHONY: cluster-status
+cluster-status: cluster-command ## show what runs of the cluster
+	@bin/cluster status
+
+.PHONY: cluster-down
+cluster-down: root cluster-command ## end the cluster; nothing is left of it (root)
+	@bin/cluster down
 
 # BENCH chooses rows (a regexp), BENCH_JSON names a file for machines.
 .PHONY: bench

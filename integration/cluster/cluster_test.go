@@ -1,0 +1,168 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestConfigThatCannotWork(t *testing.T) {
+	long := filepath.Join("/srv", strings.Repeat("long/", 25))
+	for want, c := range map[string]Config{
+		"cannot start 10 nodes: between 1 and 9 are possible":                                                                        {Nodes: 10},
+		"cannot start -1 nodes: between 1 and 9 are possible":                                                                        {Nodes: -1},
+		"cannot keep a cluster in " + filepath.Clean(long) + ": its sockets' names get too long; remedy: choose a shorter directory": {Dir: long},
+	} {
+		err := c.complete()
+		if err == nil {
+			err = c.checkSockets()
+		}
+		if err == nil || err.Error() != want {
+			t.Errorf("%+v: %v, want %s", c, err, want)
+		}
+	}
+}
+
+func TestConfigIsCompleted(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", "/srv/state")
+	t.Chdir("/")
+	c := Config{Source: "src"}
+	if err := c.complete(); err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprintf("nodes=%d dir=%s source=%s out=%v", c.Nodes, c.Dir, c.Source, c.Out != nil)
+	if want := "nodes=1 dir=/srv/state/fairlead/cluster source=/src out=true"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// A directory that a node would not see, or see another one in its place.
+func TestDirectoriesThatANodeDoesNotSee(t *testing.T) {
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink("/var/tmp", link); err != nil {
+		t.Fatal(err)
+	}
+	err := seenInside(link)
+	want := "cannot keep anything in /var/tmp: nodes have a /var of their own; remedy: set XDG_STATE_HOME and XDG_CACHE_HOME to directories elsewhere"
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// What is built depends on each of these bytes.
+func TestBuildsAreTold(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, content string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hash := func() string {
+		h, err := hashSources(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	for _, name := range []string{"go.mod", "go.sum", "main.go"} {
+		write(name, "")
+	}
+	seen := map[string]string{hash(): "empty files"}
+	for _, step := range [][2]string{{"go.mod", "a"}, {"go.sum", "a"}, {"main.go", "a"}, {"main.go", "ab"}} {
+		write(step[0], step[1])
+		if same := seen[hash()]; same != "" {
+			t.Errorf("%v gives the hash of %s", step, same)
+		}
+		seen[hash()] = fmt.Sprint(step)
+	}
+	if !regexp.MustCompile(`^[0-9a-f]{16}$`).MatchString(hash()) {
+		t.Errorf("%q is not a short name", hash())
+	}
+}
+
+func TestNodes(t *testing.T) {
+	c := &Cluster{dir: "/srv/cluster", state: state{Nodes: 2}}
+	var got strings.Builder
+	for i := range c.state.Nodes {
+		n := c.node(i + 1)
+		fmt.Fprintf(&got, "%s %s %s %s\n", n.Name, n.Addr, n.Pods, n.init.Socket)
+	}
+	want := `n1 172.30.0.11 10.244.1.0/24 /srv/cluster/nodes/n1/socket
+n2 172.30.0.12 10.244.2.0/24 /srv/cluster/nodes/n2/socket
+`
+	if diff := cmp.Diff(want, got.String()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if !nodeNet.Contains(controlAddr) || podNet.Overlaps(nodeNet) || podNet.Overlaps(serviceNet) ||
+		!serviceNet.Contains(netip.MustParseAddr(apiService)) {
+		t.Error("the networks overlap, or miss what should be in them")
+	}
+}
+
+func TestNodeObjection(t *testing.T) {
+	for _, test := range []struct{ boot, ready, want string }{
+		{"b1", "True", "<nil>"},
+		{"b1", "False", "it is not ready: no network yet"},
+		{"b0", "True", "its kubelet has not told yet that it was booted"},
+	} {
+		var n nodeObject
+		n.Status.NodeInfo.BootID = test.boot
+		n.Status.Conditions = append(n.Status.Conditions, struct{ Type, Status, Message string }{"Ready", test.ready, "no network yet"})
+		if got := fmt.Sprint(n.objection("b1")); got != test.want {
+			t.Errorf("%+v: %s", test, got)
+		}
+	}
+	var n nodeObject
+	n.Status.NodeInfo.BootID = "b1"
+	if n.objection("b1") == nil {
+		t.Error("a node that has said nothing about being ready is ready")
+	}
+}
+
+// A directory's lock goes with it: whoever waits for it does not get that of a
+// directory that has been removed.
+func TestDirectoryLock(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cluster")
+	first, err := lockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lockDir(dir); !errors.Is(err, errLocked) {
+		t.Errorf("locked twice: %v", err)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	second, err := lockDir(dir)
+	if err != nil {
+		t.Fatalf("the new directory: %v", err)
+	}
+	if err := errors.Join(first.Close(), second.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUntil(t *testing.T) {
+	tries := 0
+	if err := until(t.Context(), time.Millisecond, func() (bool, error) { tries++; return tries == 3, nil }); err != nil || tries != 3 {
+		t.Errorf("%d tries, %v", tries, err)
+	}
+	refused := errors.New("refused")
+	if err := until(t.Context(), time.Millisecond, func() (bool, error) { return false, refused }); !errors.Is(err, refused) {
+		t.Errorf("an error is not the end: %v", err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(refused)
+	if err := until(ctx, time.Millisecond, func() (bool, error) { return false, nil }); !errors.Is(err, refused) {
+		t.Errorf("the end of the context: %v", err)
+	}
+}

@@ -1,0 +1,152 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
+)
+
+// bridge is the switch that the control plane and the nodes are plugged into.
+const bridge = "nodes"
+
+// inNetns runs fn with a connection to the kernel's network of a namespace.
+func inNetns(h *netns.Handle, fn func(*netlink.Handle) error) error {
+	var rtnl *netlink.Handle
+	err := h.Do(func() error {
+		var err error
+		rtnl, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer rtnl.Close()
+	return fn(rtnl)
+}
+
+func (c *Cluster) makeBridge() error {
+	err := inNetns(c.netns, func(rtnl *netlink.Handle) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = bridge
+		if err := rtnl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
+			return err
+		}
+		return errors.Join(setUp(rtnl, "lo"), setUp(rtnl, bridge, netip.PrefixFrom(controlAddr, nodeNet.Bits())))
+	})
+	if err != nil {
+		return fmt.Errorf("cannot make the cluster's network: %w", err)
+	}
+	return nil
+}
+
+// plug connects a node that has just started to the others.
+func (n *Node) plug(ctx context.Context) error {
+	pid, err := n.init.Pid(ctx)
+	if err != nil {
+		return err
+	}
+	inside, err := netns.Open("/proc/" + strconv.Itoa(pid) + "/ns/net")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = inside.Close() }() // was only read
+	err = inNetns(n.cluster.netns, func(rtnl *netlink.Handle) error {
+		if err := n.addCard(rtnl, inside); err != nil {
+			return err
+		}
+		if err := setUp(rtnl, n.Name); err != nil {
+			return err
+		}
+		nets := []netip.Prefix{n.Pods}
+		if n.number == 1 { // some node has to know Services
+			nets = append(nets, serviceNet)
+		}
+		return addRoutes(rtnl, n.Addr, nets...)
+	})
+	if err == nil {
+		err = inNetns(inside, n.configure)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot connect %s to the cluster's network: %w", n.Name, err)
+	}
+	return nil
+}
+
+// addCard adds a pair of cards: one in the bridge, with the node's name, and the
+// node's eth0.
+func (n *Node) addCard(rtnl *netlink.Handle, inside *netns.Handle) error {
+	master, err := rtnl.LinkByName(bridge)
+	if err != nil {
+		return err
+	}
+	return inside.File(func(file *os.File) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MasterIndex = n.Name, master.Attrs().Index
+		return rtnl.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(file.Fd())})
+	})
+}
+
+func (n *Node) configure(rtnl *netlink.Handle) error {
+	if err := errors.Join(setUp(rtnl, "lo"), setUp(rtnl, "eth0", netip.PrefixFrom(n.Addr, nodeNet.Bits()))); err != nil {
+		return err
+	}
+	for number := range n.cluster.state.Nodes {
+		if other := n.cluster.node(number + 1); other.Name != n.Name {
+			if err := addRoutes(rtnl, other.Addr, other.Pods); err != nil {
+				return err
+			}
+		}
+	}
+	return addRoutes(rtnl, controlAddr, netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+}
+
+// unplug removes what plug made outside the node. The kernel would do it, some time
+// after the node has ended.
+func (n *Node) unplug() error {
+	err := inNetns(n.cluster.netns, func(rtnl *netlink.Handle) error {
+		link, err := rtnl.LinkByName(n.Name)
+		if err != nil {
+			return err
+		}
+		return rtnl.LinkDel(link)
+	})
+	if errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
+
+func setUp(rtnl *netlink.Handle, name string, addrs ...netip.Prefix) error {
+	link, err := rtnl.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, addr := range addrs {
+		if err := rtnl.AddrAdd(link, &netlink.Addr{IPNet: ipNet(addr)}); err != nil {
+			return err
+		}
+	}
+	return rtnl.LinkSetUp(link)
+}
+
+func addRoutes(rtnl *netlink.Handle, via netip.Addr, nets ...netip.Prefix) error {
+	for _, prefix := range nets {
+		if err := rtnl.RouteReplace(&netlink.Route{Dst: ipNet(prefix), Gw: via.AsSlice()}); err != nil {
+			return fmt.Errorf("route to %s: %w", prefix, err)
+		}
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

@@ -1,0 +1,197 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/integration/cluster/cgroup"
+	"github.com/fairlead-mesh/fairlead/integration/cluster/machine"
+	"github.com/fairlead-mesh/fairlead/integration/cluster/supervisor"
+)
+
+// A Node is a machine of a cluster.
+type Node struct {
+	Name string
+	Addr netip.Addr
+	Pods netip.Prefix // the addresses of its pods
+
+	cluster *Cluster
+	number  int
+	init    supervisor.Client
+}
+
+// node returns the node of a number, from 1.
+func (c *Cluster) node(number int) *Node {
+	name := "n" + strconv.Itoa(number)
+	addr := nodeNet.Addr().As4()
+	addr[3] = byte(10 + number)
+	pods := podNet.Addr().As4()
+	pods[2] = byte(number)
+	return &Node{
+		Name: name, Addr: netip.AddrFrom4(addr), Pods: netip.PrefixFrom(netip.AddrFrom4(pods), 24),
+		cluster: c, number: number,
+		init: supervisor.Client{Socket: c.path(nodesDir, name, socketName)},
+	}
+}
+
+// Node returns the node of that name.
+func (c *Cluster) Node(name string) (*Node, error) {
+	for _, n := range c.Nodes {
+		if n.Name == name {
+			return n, nil
+		}
+	}
+	return nil, fmt.Errorf("there is no node %q: there are %s", name, count(len(c.Nodes), "node")+" from n1 on")
+}
+
+func (n *Node) path(names ...string) string {
+	return n.cluster.path(append([]string{nodesDir, n.Name}, names...)...)
+}
+
+// disk is what a node keeps when it is switched off.
+func (n *Node) disk() string { return n.path("disk") }
+
+// cgroup is the node's, as seen from outside. Inside, its hierarchies begin there.
+func (n *Node) cgroup() cgroup.Group { return n.cluster.state.Cgroup.Child(n.Name) }
+
+func (n *Node) machineFile() string { return n.path("machine.json") }
+
+// Up switches the node on, and returns when Kubernetes finds it ready.
+func (n *Node) Up(ctx context.Context) error {
+	if err := n.boot(ctx); err != nil {
+		return err
+	}
+	return n.join(ctx)
+}
+
+// Down switches the node off, as if its plug were pulled: processes, /run and network
+// namespaces are gone, its disk is kept. One that is off stays off.
+func (n *Node) Down(ctx context.Context) error {
+	if err := n.cluster.root.Stop(ctx, n.Name, unix.SIGKILL); err != nil {
+		return fmt.Errorf("cannot switch off %s: %w", n.Name, err)
+	}
+	if err := n.unplug(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return n.cgroup().Remove(ctx)
+}
+
+// Reboot switches the node off and on again.
+func (n *Node) Reboot(ctx context.Context) error {
+	if err := n.Down(ctx); err != nil {
+		return err
+	}
+	return n.Up(ctx)
+}
+
+// boot makes the node's inside and starts containerd, with all images.
+func (n *Node) boot(ctx context.Context) error {
+	if err := n.writeFiles(); err != nil {
+		return fmt.Errorf("cannot write the files of %s: %w", n.Name, err)
+	}
+	self := n.cluster.path(binDir, "clusterinit")
+	err := n.cluster.root.Start(ctx, supervisor.Service{
+		Name:    n.Name,
+		Args:    []string{"unshare", "-C", "--", self, "node", n.machineFile()},
+		Log:     n.cluster.path(logDir, n.Name+".log"),
+		Cgroup:  n.cgroup(),
+		Machine: true,
+	})
+	if err != nil {
+		return err
+	}
+	err = n.cluster.await(ctx, n.cluster.root, "", n.Name+" has started", func(ctx context.Context) error {
+		_, err := n.init.List(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := n.plug(ctx); err != nil {
+		return err
+	}
+	if err := n.Start(ctx, "containerd"); err != nil {
+		return err
+	}
+	err = n.cluster.await(ctx, n.init, n.Name+"-", "containerd of "+n.Name+" answers", func(ctx context.Context) error {
+		_, err := n.Run(ctx, "ctr", "version")
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return n.loadImages(ctx)
+}
+
+// join starts what makes the node one of the cluster, and waits until it is.
+func (n *Node) join(ctx context.Context) error {
+	for _, name := range []string{"kubelet", "kube-proxy"} {
+		if err := n.Start(ctx, name); err != nil {
+			return err
+		}
+	}
+	booted, err := machine.Read(n.machineFile())
+	if err != nil {
+		return err
+	}
+	err = n.cluster.await(ctx, n.init, n.Name+"-", n.Name+" is ready", func(ctx context.Context) error {
+		var object nodeObject
+		if err := n.cluster.get(ctx, "/api/v1/nodes/"+n.Name, &object); err != nil {
+			return err
+		}
+		return object.objection(booted.BootID)
+	})
+	if err == nil {
+		n.cluster.say("%s is ready", n.Name)
+	}
+	return err
+}
+
+// Start starts one of the node's services: containerd, kubelet or kube-proxy.
+func (n *Node) Start(ctx context.Context, service string) error {
+	args, known := n.services()[service]
+	if !known {
+		return fmt.Errorf("%s has no service %q", n.Name, service)
+	}
+	return n.init.Start(ctx, supervisor.Service{
+		Name:   service,
+		Args:   append([]string{filepath.Join(n.cluster.state.Programs, service)}, args...),
+		Log:    n.cluster.path(logDir, n.Name+"-"+service+".log"),
+		Cgroup: n.cgroup().Inside().Child(service),
+	})
+}
+
+// Stop stops one of the node's services, until Start or the next boot. Pods go on.
+func (n *Node) Stop(ctx context.Context, service string) error {
+	return n.init.Stop(ctx, service, unix.SIGTERM)
+}
+
+// Command returns a command that runs in the node.
+func (n *Node) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	pid, err := n.init.Pid(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%s is switched off: %w", n.Name, err)
+	}
+	enter := []string{"-t", strconv.Itoa(pid), "-m", "-n", "-u", "-i", "-p", "-C", "--"}
+	cmd := command(ctx, "nsenter", append(enter, args...)...)
+	cmd.Env = append(n.cluster.environ(), "TERM="+os.Getenv("TERM"))
+	return cmd, nil
+}
+
+// Run runs a command in the node and returns its output.
+func (n *Node) Run(ctx context.Context, args ...string) (string, error) {
+	cmd, err := n.Command(ctx, args...)
+	if err != nil {
+		return "", err
+	}
+	return output(cmd, n.Name+":", args)
+}

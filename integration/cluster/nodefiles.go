@@ -1,0 +1,171 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/fairlead-mesh/fairlead/integration/cluster/machine"
+)
+
+// plugins are the CNI plugins of a node.
+var plugins = []string{"bridge", "host-local", "loopback", "portmap", "ptp"}
+
+// writeFiles writes what a node reads when it starts. What stands on its disk is
+// written once: later it may have been changed, by an agent, say.
+func (n *Node) writeFiles() error {
+	conflist := filepath.Join(n.disk(), "etc/cni/net.d/10-bridge.conflist")
+	if err := os.Mkdir(n.path(), 0o755); err == nil {
+		if err := n.writeDisk(conflist); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	for name, content := range map[string]string{
+		"containerd.toml": containerdConfig,
+		"kubelet.yaml":    n.kubeletConfig(),
+		"proxy.yaml":      n.proxyConfig(),
+		"resolv.conf":     "nameserver " + dnsService + "\n",
+	} {
+		if err := os.WriteFile(n.path(name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	// A socket that nobody listens at any more.
+	if err := os.Remove(n.init.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return writeJSON(n.machineFile(), machine.Config{
+		Name: n.Name, BootID: machine.NewBootID(), Disk: n.disk(), Cgroup: n.cgroup(), Socket: n.init.Socket,
+	})
+}
+
+func (n *Node) writeDisk(conflist string) error {
+	for _, dir := range []string{filepath.Dir(conflist), "etc/kubernetes/manifests", "opt/cni/bin"} {
+		if !filepath.IsAbs(dir) {
+			dir = filepath.Join(n.disk(), dir)
+		}
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, name := range plugins {
+		content, err := os.ReadFile(filepath.Join(n.cluster.state.Programs, name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(n.disk(), "opt/cni/bin", name), content, 0o755); err != nil {
+			return err
+		}
+	}
+	list := fmt.Sprintf(`{
+  "cniVersion": "1.0.0",
+  "name": "pods",
+  "plugins": [
+    {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+     "ipam": {"type": "host-local", "ranges": [[{"subnet": "%s"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+    {"type": "portmap", "capabilities": {"portMappings": true}}
+  ]
+}
+`, n.Pods)
+	return errors.Join(
+		os.WriteFile(conflist, []byte(list), 0o600),
+		os.WriteFile(filepath.Join(n.disk(), "etc/hostname"), []byte(n.Name+"\n"), 0o644),
+	)
+}
+
+// services are the arguments of the programs that make a machine a node.
+func (n *Node) services() map[string][]string {
+	return map[string][]string{
+		"containerd": {"-c", n.path("containerd.toml")},
+		"kubelet": {"--config=" + n.path("kubelet.yaml"), "--kubeconfig=" + n.cluster.path(pkiDir, n.Name+".conf"),
+			"--hostname-override=" + n.Name, "--node-ip=" + n.Addr.String(),
+			"--root-dir=/var/lib/kubelet", "--cert-dir=/var/lib/kubelet/pki", "--v=2"},
+		"kube-proxy": {"--config=" + n.path("proxy.yaml"), "--v=2"},
+	}
+}
+
+// restrict_oom_score_adj: where root has no CAP_SYS_RESOURCE, no process can be made
+// less likely to be killed than we are.
+const containerdConfig = `version = 3
+root = '/var/lib/containerd'
+state = '/run/containerd'
+disabled_plugins = [
+  'io.containerd.snapshotter.v1.blockfile', 'io.containerd.snapshotter.v1.btrfs', 'io.containerd.snapshotter.v1.devmapper',
+  'io.containerd.snapshotter.v1.zfs', 'io.containerd.snapshotter.v1.erofs',
+  'io.containerd.tracing.processor.v1.otlp', 'io.containerd.internal.v1.tracing']
+
+[grpc]
+address = '/run/containerd/containerd.sock'
+
+[plugins.'io.containerd.cri.v1.images']
+snapshotter = 'overlayfs'
+
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = '` + PauseImage + `'
+
+[plugins.'io.containerd.cri.v1.runtime']
+restrict_oom_score_adj = true
+disable_apparmor = true
+
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = 'io.containerd.runc.v2'
+
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+SystemdCgroup = false
+
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+bin_dirs = ['/opt/cni/bin']
+conf_dir = '/etc/cni/net.d'
+
+[plugins.'io.containerd.nri.v1.nri']
+disable = true
+`
+
+// What a node shares with the machine is not for the kubelet to judge: swap, a disk
+// that is nearly full, the limit of open files.
+func (n *Node) kubeletConfig() string {
+	return strings.NewReplacer("PKI", n.cluster.path(pkiDir), "NODE", n.Name, "ADDR", n.Addr.String(),
+		"RESOLV", n.path("resolv.conf"), "DNS", dnsService).Replace(`apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: ADDR
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: PKI/ca.crt}}
+authorization: {mode: Webhook}
+tlsCertFile: PKI/NODE.crt
+tlsPrivateKeyFile: PKI/NODE.key
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cgroupDriver: cgroupfs
+failCgroupV1: false
+failSwapOn: false
+oomScoreAdj: 0
+maxOpenFiles: 20000
+clusterDNS: [DNS]
+clusterDomain: cluster.local
+resolvConf: RESOLV
+staticPodPath: /etc/kubernetes/manifests
+volumePluginDir: /var/lib/kubelet/volumeplugins
+evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%, nodefs.inodesFree: 1%}
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+`)
+}
+
+// The connection tracking limits are the whole machine's: they are left alone.
+func (n *Node) proxyConfig() string {
+	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: nftables
+hostnameOverride: %s
+bindAddress: %s
+clientConnection: {kubeconfig: %s}
+clusterCIDR: %s
+detectLocalMode: ClusterCIDR
+healthzBindAddress: 127.0.0.1:10256
+metricsBindAddress: 127.0.0.1:10249
+conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
+`, n.Name, n.Addr, n.cluster.path(pkiDir, "proxy.conf"), podNet)
+}
