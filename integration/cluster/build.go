@@ -138,16 +138,12 @@ func goCommand(ctx context.Context, dir, temp string, args ...string) error {
 	return nil
 }
 
-// tellProgress prints a line now and each half minute, with the time it has taken,
+// tellProgress prints a line now, and each half minute one with the time it has taken,
 // until the function that it returns is called.
 func tellProgress(out io.Writer, what string) (stop func()) {
 	fmt.Fprintln(out, what)
 	done, ended := make(chan struct{}), make(chan struct{})
 	start := time.Now()
-	took := func() string {
-		seconds := int(time.Since(start).Seconds())
-		return fmt.Sprintf("%d:%02d", seconds/60, seconds%60)
-	}
 	go func() {
 		defer close(ended)
 		ticker := time.NewTicker(30 * time.Second)
@@ -155,9 +151,9 @@ func tellProgress(out io.Writer, what string) (stop func()) {
 		for {
 			select {
 			case <-ticker.C:
-				fmt.Fprintf(out, "%s; %s so far\n", what, took())
+				seconds := int(time.Since(start).Seconds())
+				fmt.Fprintf(out, "%s; %d:%02d so far\n", what, seconds/60, seconds%60)
 			case <-done:
-				fmt.Fprintf(out, "the build took %s\n", took())
 				return
 			}
 		}

@@ -163,39 +163,39 @@ const (
 	answerTime = 10 * time.Second
 )
 
-// await waits until nothing speaks against what is expected, as long as all services
-// of a supervisor run. Their logs' names begin with prefix.
+// await waits until nothing speaks against what is expected, as long as no service of
+// a supervisor ends. Their logs' names begin with prefix.
 func (c *Cluster) await(ctx context.Context, s supervisor.Client, prefix, what string, objection func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, awaitTime)
 	defer cancel()
-	var last error
-	err := until(ctx, 50*time.Millisecond, func() (bool, error) {
-		try, cancel := context.WithTimeout(ctx, answerTime)
-		defer cancel()
-		if last = objection(try); last == nil {
-			return true, nil
-		}
-		return false, c.allRun(ctx, s, prefix)
-	})
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("not in %s: %w", awaitTime, last)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot see that %s: %w", what, err)
-	}
-	return nil
-}
-
-// allRun fails if one of a supervisor's services has ended.
-func (c *Cluster) allRun(ctx context.Context, s supervisor.Client, prefix string) error {
+	before := map[string]int{}
 	services, err := s.List(ctx)
 	if err != nil {
 		return err
 	}
 	for _, svc := range services {
-		if svc.Ended > 0 {
-			return fmt.Errorf("%s ended: %s\n%s", svc.Name, svc.Last, c.logEnd(prefix+svc.Name+".log"))
+		before[svc.Name] = svc.Ended
+	}
+	var last error
+	err = until(ctx, 50*time.Millisecond, func() (bool, error) {
+		try, cancel := context.WithTimeout(ctx, answerTime)
+		defer cancel()
+		if last = objection(try); last == nil {
+			return true, nil
 		}
+		services, err = s.List(ctx)
+		for _, svc := range services {
+			if svc.Ended > before[svc.Name] {
+				return false, fmt.Errorf("%s ended: %s\n%s", svc.Name, svc.Last, c.logEnd(prefix+svc.Name+".log"))
+			}
+		}
+		return false, err
+	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("the time is up: %w", last)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot see that %s: %w", what, err)
 	}
 	return nil
 }

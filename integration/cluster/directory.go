@@ -102,7 +102,11 @@ func until(ctx context.Context, interval time.Duration, ask func() (bool, error)
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
-		if done, err := ask(); done || err != nil {
+		done, err := ask()
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return context.Cause(ctx) // which is why
+		case done || err != nil:
 			return err
 		}
 		select {

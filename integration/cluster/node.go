@@ -129,7 +129,11 @@ func (n *Node) boot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return n.loadImages(ctx)
+	if err := n.loadImages(ctx); err != nil {
+		return err
+	}
+	n.cluster.say("%s has booted, and has its images", n.Name)
+	return nil
 }
 
 // join starts what makes the node one of the cluster, and waits until it is.

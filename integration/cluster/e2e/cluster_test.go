@@ -156,7 +156,7 @@ func TestInterruptedStart(t *testing.T) {
 	netlab.Kernel(t)
 	build(t)
 	before := machineState(t)
-	for _, at := range []string{"the API server answers", "n1 is ready"} {
+	for _, at := range []string{"the API server answers", "n1 has booted, and has its images"} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		interrupted := errors.New("interrupted")
 		read, write := io.Pipe()
