@@ -124,6 +124,15 @@ func get(t *testing.T, c *cluster.Cluster, url string) (string, error) {
 	return string(body), err
 }
 
+// machineBefore is the machine's state without what a killed run has left.
+func machineBefore(t *testing.T) string {
+	t.Helper()
+	if err := cluster.Down(t.Context(), dir(t)); err != nil {
+		t.Fatal(err)
+	}
+	return machineState(t)
+}
+
 // unchanged fails if the machine is not as it was.
 func unchanged(t *testing.T, before string) {
 	t.Helper()
@@ -133,7 +142,7 @@ func unchanged(t *testing.T, before string) {
 // A second cluster in the same place is refused, and does the first one no harm.
 func TestOneClusterInAPlace(t *testing.T) {
 	netlab.Kernel(t)
-	before := machineState(t)
+	before := machineBefore(t)
 	c := start(t, 1)
 	_, err := cluster.Start(t.Context(), cluster.Config{Dir: dir(t), Source: ".."})
 	if want := "a cluster runs in " + dir(t) + " already"; err == nil || !strings.Contains(err.Error(), want) {
@@ -155,7 +164,7 @@ func TestOneClusterInAPlace(t *testing.T) {
 func TestInterruptedStart(t *testing.T) {
 	netlab.Kernel(t)
 	build(t)
-	before := machineState(t)
+	before := machineBefore(t)
 	for _, at := range []string{"the API server answers", "n1 has booted, and has its images"} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		interrupted := errors.New("interrupted")
@@ -198,7 +207,7 @@ func beStarter() {
 func TestStarterKilled(t *testing.T) {
 	netlab.Kernel(t)
 	build(t)
-	before := machineState(t)
+	before := machineBefore(t)
 	for _, at := range []string{"the API server answers", "1 node ready"} {
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Env = append(os.Environ(), starterEnv+"="+dir(t))

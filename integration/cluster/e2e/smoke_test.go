@@ -75,7 +75,7 @@ spec:
 // One cluster, used as a person would, from the start to the end.
 func TestSmoke(t *testing.T) {
 	netlab.Kernel(t)
-	before := machineState(t)
+	before := machineBefore(t)
 	c := start(t, 2)
 	for _, step := range []struct {
 		name string

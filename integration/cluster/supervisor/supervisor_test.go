@@ -121,8 +121,15 @@ func (l *lab) services() string {
 // that services hold as long as they live.
 func (l *lab) hasEnded(lock string) {
 	l.t.Helper()
-	if err := l.cmd.Wait(); err != nil && l.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
-		l.t.Fatal(err)
+	ended := make(chan error, 1)
+	go func() { ended <- l.cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if err != nil && l.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
+			l.t.Fatal(err)
+		}
+	case <-time.After(time.Minute):
+		l.t.Fatal("the supervisor does not end")
 	}
 	file, err := os.Open(lock)
 	if err != nil {
