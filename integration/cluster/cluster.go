@@ -55,7 +55,7 @@ func Start(ctx context.Context, config Config) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot keep a cluster in %s: %w", config.Dir, err)
 	}
-	c := &Cluster{dir: config.Dir, out: config.Out, start: time.Now(), state: state{Programs: programs, Nodes: config.Nodes}}
+	c := &Cluster{dir: config.Dir, out: config.Out, start: time.Now(), state: state{Programs: programs, Nodes: config.Nodes, IPv6: haveIPv6()}}
 	err = c.prepare(ctx, config.Source)
 	if err == nil {
 		err = c.startRoot(ctx, lock)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -89,22 +88,30 @@ func TestBuildsAreTold(t *testing.T) {
 	}
 }
 
-func TestNodes(t *testing.T) {
-	c := &Cluster{dir: "/srv/cluster", state: state{Nodes: 2}}
+func TestAddresses(t *testing.T) {
+	c := &Cluster{dir: "/srv/cluster", state: state{Nodes: 2, IPv6: true}}
 	var got strings.Builder
-	for i := range c.state.Nodes {
-		n := c.node(i + 1)
-		fmt.Fprintf(&got, "%s %s %s %s\n", n.Name, n.Addr, n.Pods, n.init.Socket)
+	for _, f := range c.families() {
+		fmt.Fprintf(&got, "control plane %s, Services %s from %s\n", f.control(), f.services, f.service(1))
+		if f.pods.Overlaps(f.nodes) || f.pods.Overlaps(f.services) || f.nodes.Overlaps(f.services) {
+			t.Errorf("%+v overlap", f)
+		}
 	}
-	want := `n1 172.30.0.11 10.244.1.0/24 /srv/cluster/nodes/n1/socket
-n2 172.30.0.12 10.244.2.0/24 /srv/cluster/nodes/n2/socket
+	for _, number := range []int{1, 2, maxNodes} {
+		n := c.node(number)
+		fmt.Fprintln(&got, n.Name, n.Addrs, n.Pods, n.init.Socket)
+	}
+	c.state.IPv6 = false
+	fmt.Fprintln(&got, "without IPv6", c.node(1).Addrs, c.node(1).Pods)
+	want := `control plane 172.30.0.1, Services 10.96.0.0/16 from 10.96.0.1
+control plane fd00:172:30::1, Services fd00:10:96::/112 from fd00:10:96::1
+n1 [172.30.0.11 fd00:172:30::11] [10.244.1.0/24 fd00:10:244:1::/64] /srv/cluster/nodes/n1/socket
+n2 [172.30.0.12 fd00:172:30::12] [10.244.2.0/24 fd00:10:244:2::/64] /srv/cluster/nodes/n2/socket
+n9 [172.30.0.19 fd00:172:30::19] [10.244.9.0/24 fd00:10:244:9::/64] /srv/cluster/nodes/n9/socket
+without IPv6 [172.30.0.11] [10.244.1.0/24]
 `
 	if diff := cmp.Diff(want, got.String()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
-	}
-	if !nodeNet.Contains(controlAddr) || podNet.Overlaps(nodeNet) || podNet.Overlaps(serviceNet) ||
-		!serviceNet.Contains(netip.MustParseAddr(apiService)) {
-		t.Error("the networks overlap, or miss what should be in them")
 	}
 }
 

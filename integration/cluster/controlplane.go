@@ -13,15 +13,13 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/cluster/supervisor"
 )
 
+// The Services that have fixed addresses.
 var (
-	controlAddr  = netip.MustParseAddr("172.30.0.1")
-	nodeNet      = netip.MustParsePrefix("172.30.0.0/24")
-	podNet       = netip.MustParsePrefix("10.244.0.0/16")
-	serviceNet   = netip.MustParsePrefix("10.96.0.0/16")
-	apiService   = "10.96.0.1"
-	dnsService   = "10.96.0.10"
-	apiServerURL = "https://172.30.0.1:6443"
+	apiService = ipv4.service(1)
+	dnsService = ipv4.service(10)
 )
+
+var apiServerURL = "https://" + netip.AddrPortFrom(ipv4.control(), 6443).String()
 
 // etcd listens inside the cluster's network namespace only.
 const etcdURL = "http://127.0.0.1:2379"
@@ -37,7 +35,7 @@ func (c *Cluster) makeIdentities() error {
 	}
 	const domain = "kubernetes.default.svc.cluster.local"
 	server := identity{file: "apiserver", name: "kube-apiserver", hosts: []string{"kubernetes", "kubernetes.default",
-		"kubernetes.default.svc", domain, apiService, controlAddr.String()}}
+		"kubernetes.default.svc", domain, apiService.String(), ipv4.control().String()}}
 	clients := []identity{
 		{file: "admin", name: "admin", groups: []string{"system:masters"}},
 		{file: "apiserver-kubelet", name: "kube-apiserver-kubelet", groups: []string{"system:masters"}},
@@ -48,7 +46,7 @@ func (c *Cluster) makeIdentities() error {
 	for i := range c.state.Nodes {
 		n := c.node(i + 1)
 		clients = append(clients, identity{file: n.Name, name: "system:node:" + n.Name,
-			groups: []string{"system:nodes"}, hosts: []string{n.Name, n.Addr.String()}})
+			groups: []string{"system:nodes"}, hosts: []string{n.Name, n.Addrs[0].String()}})
 	}
 	if err := ca.sign(server); err != nil {
 		return err
@@ -83,8 +81,8 @@ func (c *Cluster) etcd() []string {
 func (c *Cluster) apiServer() []string {
 	pki := func(file string) string { return c.path(pkiDir, file) }
 	return []string{"kube-apiserver", "--etcd-servers=" + etcdURL,
-		"--bind-address=" + controlAddr.String(), "--advertise-address=" + controlAddr.String(), "--secure-port=6443",
-		"--service-cluster-ip-range=" + serviceNet.String(), "--allow-privileged=true", "--profiling=false",
+		"--bind-address=" + ipv4.control().String(), "--advertise-address=" + ipv4.control().String(), "--secure-port=6443",
+		"--service-cluster-ip-range=" + list(c.families(), func(f family) netip.Prefix { return f.services }), "--allow-privileged=true", "--profiling=false",
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--client-ca-file=" + pki("ca.crt"), "--cert-dir=" + pki("made"),
 		"--tls-cert-file=" + pki("apiserver.crt"), "--tls-private-key-file=" + pki("apiserver.key"),

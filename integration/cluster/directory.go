@@ -33,6 +33,7 @@ type state struct {
 	Outside  cgroup.Group // the starter's
 	Cgroup   cgroup.Group // the cluster's
 	Nodes    int
+	IPv6     bool
 }
 
 func readState(dir string) (state, error) {

@@ -25,10 +25,12 @@
 // namespace, where the API server listens too. There is no way from there to the
 // machine's own network, nor to any other.
 //
-//	172.30.0.1      the API server, port 6443; [Cluster.Dial] connects from here
-//	172.30.0.1N     node N
-//	10.244.N.0/24   its pods
-//	10.96.0.0/16    Services
+//	172.30.0.1      fd00:172:30::1         the API server, port 6443, IPv4 only; [Cluster.Dial] connects from here
+//	172.30.0.1N     fd00:172:30::1N        node N
+//	10.244.N.0/24   fd00:10:244:N::/64     its pods
+//	10.96.0.0/16    fd00:10:96::/112       Services
+//
+// There is IPv6 if the kernel has it.
 //
 // # Failures it survives
 //

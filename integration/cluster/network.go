@@ -40,7 +40,11 @@ func (c *Cluster) makeBridge() error {
 		if err := rtnl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
 			return err
 		}
-		return errors.Join(setUp(rtnl, "lo"), setUp(rtnl, bridge, netip.PrefixFrom(controlAddr, nodeNet.Bits())))
+		var addrs []netip.Prefix
+		for _, f := range c.families() {
+			addrs = append(addrs, netip.PrefixFrom(f.control(), f.nodes.Bits()))
+		}
+		return errors.Join(setUp(rtnl, "lo"), setUp(rtnl, bridge, addrs...))
 	})
 	if err != nil {
 		return fmt.Errorf("cannot make the cluster's network: %w", err)
@@ -66,11 +70,16 @@ func (n *Node) plug(ctx context.Context) error {
 		if err := setUp(rtnl, n.Name); err != nil {
 			return err
 		}
-		nets := []netip.Prefix{n.Pods}
-		if n.number == 1 { // some node has to know Services
-			nets = append(nets, serviceNet)
+		for _, f := range n.cluster.families() {
+			nets := []netip.Prefix{f.podsOf(n.number)}
+			if n.number == 1 { // some node has to know Services
+				nets = append(nets, f.services)
+			}
+			if err := addRoutes(rtnl, f.node(n.number), nets...); err != nil {
+				return err
+			}
 		}
-		return addRoutes(rtnl, n.Addr, nets...)
+		return nil
 	})
 	if err == nil {
 		err = inNetns(inside, n.configure)
@@ -96,17 +105,26 @@ func (n *Node) addCard(rtnl *netlink.Handle, inside *netns.Handle) error {
 }
 
 func (n *Node) configure(rtnl *netlink.Handle) error {
-	if err := errors.Join(setUp(rtnl, "lo"), setUp(rtnl, "eth0", netip.PrefixFrom(n.Addr, nodeNet.Bits()))); err != nil {
+	var addrs []netip.Prefix
+	for _, f := range n.cluster.families() {
+		addrs = append(addrs, netip.PrefixFrom(f.node(n.number), f.nodes.Bits()))
+	}
+	if err := errors.Join(setUp(rtnl, "lo"), setUp(rtnl, "eth0", addrs...)); err != nil {
 		return err
 	}
-	for number := range n.cluster.state.Nodes {
-		if other := n.cluster.node(number + 1); other.Name != n.Name {
-			if err := addRoutes(rtnl, other.Addr, other.Pods); err != nil {
-				return err
+	for _, f := range n.cluster.families() {
+		for i := range n.cluster.state.Nodes {
+			if other := i + 1; other != n.number {
+				if err := addRoutes(rtnl, f.node(other), f.podsOf(other)); err != nil {
+					return err
+				}
 			}
 		}
+		if err := addRoutes(rtnl, f.control(), f.anywhere); err != nil {
+			return err
+		}
 	}
-	return addRoutes(rtnl, controlAddr, netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+	return nil
 }
 
 // unplug removes what plug made outside the node. The kernel would do it, some time
@@ -131,8 +149,9 @@ func setUp(rtnl *netlink.Handle, name string, addrs ...netip.Prefix) error {
 		return err
 	}
 	for _, addr := range addrs {
-		if err := rtnl.AddrAdd(link, &netlink.Addr{IPNet: ipNet(addr)}); err != nil {
-			return err
+		// Nobody else can have it: no need to ask around, and wait, before it is used.
+		if err := rtnl.AddrAdd(link, &netlink.Addr{IPNet: ipNet(addr), Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("address %s: %w", addr, err)
 		}
 	}
 	return rtnl.LinkSetUp(link)

@@ -16,11 +16,12 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/cluster/supervisor"
 )
 
-// A Node is a machine of a cluster.
+// A Node is a machine of a cluster. It has IPv4 addresses, and, where the kernel has
+// it, IPv6.
 type Node struct {
-	Name string
-	Addr netip.Addr
-	Pods netip.Prefix // the addresses of its pods
+	Name  string
+	Addrs []netip.Addr
+	Pods  []netip.Prefix // where its pods' addresses are from
 
 	cluster *Cluster
 	number  int
@@ -29,16 +30,13 @@ type Node struct {
 
 // node returns the node of a number, from 1.
 func (c *Cluster) node(number int) *Node {
-	name := "n" + strconv.Itoa(number)
-	addr := nodeNet.Addr().As4()
-	addr[3] = byte(10 + number)
-	pods := podNet.Addr().As4()
-	pods[2] = byte(number)
-	return &Node{
-		Name: name, Addr: netip.AddrFrom4(addr), Pods: netip.PrefixFrom(netip.AddrFrom4(pods), 24),
-		cluster: c, number: number,
-		init: supervisor.Client{Socket: c.path(nodesDir, name, socketName)},
+	n := &Node{Name: "n" + strconv.Itoa(number), cluster: c, number: number}
+	n.init.Socket = n.path(socketName)
+	for _, f := range c.families() {
+		n.Addrs = append(n.Addrs, f.node(number))
+		n.Pods = append(n.Pods, f.podsOf(number))
 	}
+	return n
 }
 
 // Node returns the node of that name.

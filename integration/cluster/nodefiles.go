@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,19 +18,20 @@ var plugins = []string{"bridge", "host-local", "loopback", "portmap", "ptp"}
 // writeFiles writes what a node reads when it starts. What stands on its disk is
 // written once: later it may have been changed, by an agent, say.
 func (n *Node) writeFiles() error {
-	conflist := filepath.Join(n.disk(), "etc/cni/net.d/10-bridge.conflist")
-	if err := os.Mkdir(n.path(), 0o755); err == nil {
-		if err := n.writeDisk(conflist); err != nil {
-			return err
-		}
-	} else if !errors.Is(err, fs.ErrExist) {
+	err := os.Mkdir(n.path(), 0o755)
+	if err == nil {
+		err = n.writeDisk()
+	} else if errors.Is(err, fs.ErrExist) {
+		err = nil
+	}
+	if err != nil {
 		return err
 	}
 	for name, content := range map[string]string{
 		"containerd.toml": containerdConfig,
 		"kubelet.yaml":    n.kubeletConfig(),
 		"proxy.yaml":      n.proxyConfig(),
-		"resolv.conf":     "nameserver " + dnsService + "\n",
+		"resolv.conf":     "nameserver " + dnsService.String() + "\n",
 	} {
 		if err := os.WriteFile(n.path(name), []byte(content), 0o644); err != nil {
 			return err
@@ -44,12 +46,10 @@ func (n *Node) writeFiles() error {
 	})
 }
 
-func (n *Node) writeDisk(conflist string) error {
-	for _, dir := range []string{filepath.Dir(conflist), "etc/kubernetes/manifests", "opt/cni/bin"} {
-		if !filepath.IsAbs(dir) {
-			dir = filepath.Join(n.disk(), dir)
-		}
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+func (n *Node) writeDisk() error {
+	inside := func(path string) string { return filepath.Join(n.disk(), path) }
+	for _, dir := range []string{"etc/cni/net.d", "etc/kubernetes/manifests", "opt/cni/bin"} {
+		if err := os.MkdirAll(inside(dir), 0o755); err != nil {
 			return err
 		}
 	}
@@ -58,24 +58,32 @@ func (n *Node) writeDisk(conflist string) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(n.disk(), "opt/cni/bin", name), content, 0o755); err != nil {
+		if err := os.WriteFile(inside("opt/cni/bin/"+name), content, 0o755); err != nil {
 			return err
 		}
 	}
-	list := fmt.Sprintf(`{
+	return errors.Join(
+		os.WriteFile(inside("etc/cni/net.d/10-bridge.conflist"), []byte(n.conflist()), 0o600),
+		os.WriteFile(inside("etc/hostname"), []byte(n.Name+"\n"), 0o644),
+	)
+}
+
+func (n *Node) conflist() string {
+	var ranges, routes []string
+	for _, f := range n.cluster.families() {
+		ranges = append(ranges, fmt.Sprintf(`[{"subnet": "%s"}]`, f.podsOf(n.number)))
+		routes = append(routes, fmt.Sprintf(`{"dst": "%s"}`, f.anywhere))
+	}
+	return fmt.Sprintf(`{
   "cniVersion": "1.0.0",
   "name": "pods",
   "plugins": [
     {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
-     "ipam": {"type": "host-local", "ranges": [[{"subnet": "%s"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+     "ipam": {"type": "host-local", "ranges": [%s], "routes": [%s]}},
     {"type": "portmap", "capabilities": {"portMappings": true}}
   ]
 }
-`, n.Pods)
-	return errors.Join(
-		os.WriteFile(conflist, []byte(list), 0o600),
-		os.WriteFile(filepath.Join(n.disk(), "etc/hostname"), []byte(n.Name+"\n"), 0o644),
-	)
+`, strings.Join(ranges, ", "), strings.Join(routes, ", "))
 }
 
 // services are the arguments of the programs that make a machine a node.
@@ -83,7 +91,7 @@ func (n *Node) services() map[string][]string {
 	return map[string][]string{
 		"containerd": {"-c", n.path("containerd.toml")},
 		"kubelet": {"--config=" + n.path("kubelet.yaml"), "--kubeconfig=" + n.cluster.path(pkiDir, n.Name+".conf"),
-			"--hostname-override=" + n.Name, "--node-ip=" + n.Addr.String(),
+			"--hostname-override=" + n.Name, "--node-ip=" + list(n.cluster.families(), func(f family) netip.Addr { return f.node(n.number) }),
 			"--root-dir=/var/lib/kubelet", "--cert-dir=/var/lib/kubelet/pki", "--v=2"},
 		"kube-proxy": {"--config=" + n.path("proxy.yaml"), "--v=2"},
 	}
@@ -129,8 +137,8 @@ disable = true
 // What a node shares with the machine is not for the kubelet to judge: swap, a disk
 // that is nearly full, the limit of open files.
 func (n *Node) kubeletConfig() string {
-	return strings.NewReplacer("PKI", n.cluster.path(pkiDir), "NODE", n.Name, "ADDR", n.Addr.String(),
-		"RESOLV", n.path("resolv.conf"), "DNS", dnsService).Replace(`apiVersion: kubelet.config.k8s.io/v1beta1
+	return strings.NewReplacer("PKI", n.cluster.path(pkiDir), "NODE", n.Name, "ADDR", n.Addrs[0].String(),
+		"RESOLV", n.path("resolv.conf"), "DNS", dnsService.String()).Replace(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: ADDR
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: PKI/ca.crt}}
@@ -167,5 +175,5 @@ detectLocalMode: ClusterCIDR
 healthzBindAddress: 127.0.0.1:10256
 metricsBindAddress: 127.0.0.1:10249
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-`, n.Name, n.Addr, n.cluster.path(pkiDir, "proxy.conf"), podNet)
+`, n.Name, n.Addrs[0], n.cluster.path(pkiDir, "proxy.conf"), list(n.cluster.families(), func(f family) netip.Prefix { return f.pods }))
 }

@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/fairlead-mesh/fairlead/integration/cluster"
+	"github.com/fairlead-mesh/fairlead/integration/cluster/image"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
@@ -85,6 +89,7 @@ func TestSmoke(t *testing.T) {
 		{"pods start and get addresses", podsStart},
 		{"a DaemonSet runs on each node", daemonSetRuns},
 		{"pods on two nodes talk", podsTalk},
+		{"an image is loaded", imageIsLoaded},
 		{"a service that ends is started again", kubeletComesBack},
 		{"a reboot brings the pods back", rebootBringsPodsBack},
 		{"requests to the API server are written down", requestsAreWrittenDown},
@@ -111,14 +116,21 @@ func nodesAreReady(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// podIP is a pod's address.
-func podIP(t *testing.T, c *cluster.Cluster, pod string) netip.Addr {
+// podIPs are a pod's addresses, the IPv4 one first.
+func podIPs(t *testing.T, c *cluster.Cluster, pod string) []netip.Addr {
 	t.Helper()
-	addr, err := netip.ParseAddr(kubectl(t, c, "get", "pod", pod, "-o", "jsonpath={.status.podIP}"))
-	if err != nil {
-		t.Fatal(err)
+	var addrs []netip.Addr
+	for text := range strings.FieldsSeq(kubectl(t, c, "get", "pod", pod, "-o", "jsonpath={.status.podIPs[*].ip}")) {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addrs = append(addrs, addr)
 	}
-	return addr
+	if len(addrs) != len(c.Nodes[0].Addrs) {
+		t.Fatalf("%s has the addresses %v, want %d", pod, addrs, len(c.Nodes[0].Addrs))
+	}
+	return addrs
 }
 
 func waitReady(t *testing.T, c *cluster.Cluster, pods ...string) {
@@ -133,14 +145,14 @@ func waitReady(t *testing.T, c *cluster.Cluster, pods ...string) {
 func podsStart(t *testing.T, c *cluster.Cluster) {
 	apply(t, c, serverManifest)
 	waitReady(t, c, "server")
-	server := podIP(t, c, "server")
-	apply(t, c, strings.ReplaceAll(clientManifest, "SERVER", server.String()))
+	apply(t, c, strings.ReplaceAll(clientManifest, "SERVER", podIPs(t, c, "server")[0].String()))
 	waitReady(t, c, "client")
-	if !c.Nodes[0].Pods.Contains(server) {
-		t.Errorf("server has %s, want one of %s", server, c.Nodes[0].Pods)
-	}
-	if client := podIP(t, c, "client"); !c.Nodes[1].Pods.Contains(client) {
-		t.Errorf("client has %s, want one of %s", client, c.Nodes[1].Pods)
+	for i, pod := range []string{"server", "client"} {
+		for j, addr := range podIPs(t, c, pod) {
+			if !c.Nodes[i].Pods[j].Contains(addr) {
+				t.Errorf("%s has %s, want one of %s", pod, addr, c.Nodes[i].Pods[j])
+			}
+		}
 	}
 }
 
@@ -155,20 +167,27 @@ func daemonSetRuns(t *testing.T, c *cluster.Cluster) {
 // podsTalk has the init container's request seen, and makes others: from pod to pod,
 // from outside of the nodes, and through the Service, for which a node stands in.
 func podsTalk(t *testing.T, c *cluster.Cluster) {
-	server, client := podIP(t, c, "server"), podIP(t, c, "client")
-	if out := kubectl(t, c, "exec", "client", "--", "/testapp", "ask", server.String()+":7777", "hello"); out != "hello\n" {
-		t.Errorf("the echo is %q", out)
-	}
-	for _, pod := range []string{"client", "server"} {
-		kubectl(t, c, "exec", pod, "--", "/testapp", "get", fmt.Sprintf("http://%s:8080/from-%s", server, pod))
-	}
-	service := kubectl(t, c, "get", "service", "server", "-o", "jsonpath={.spec.clusterIP}")
-	for _, host := range []string{server.String() + ":8080", service} {
-		if _, err := get(t, c, "http://"+host+"/from-outside"); err != nil {
+	server, client := podIPs(t, c, "server"), podIPs(t, c, "client")
+	want := fmt.Sprintf("%s /from-init\n", client[0])
+	for i, addr := range server {
+		web := "http://" + netip.AddrPortFrom(addr, 8080).String()
+		if out := kubectl(t, c, "exec", "client", "--", "/testapp", "ask", netip.AddrPortFrom(addr, 7777).String(), "hello"); out != "hello\n" {
+			t.Errorf("the echo is %q", out)
+		}
+		kubectl(t, c, "exec", "client", "--", "/testapp", "get", web+"/from-client")
+		kubectl(t, c, "exec", "server", "--", "/testapp", "get", web+"/from-server")
+		if _, err := get(t, c, web+"/from-outside"); err != nil {
 			t.Error(err)
 		}
+		outside := []string{"172.30.0.1", "fd00:172:30::1"}[i]
+		want += fmt.Sprintf("%s /from-client\n%s /from-server\n%s /from-outside\n", client[i], server[i], outside)
 	}
-	clients, err := get(t, c, "http://"+server.String()+":8080/clients")
+	service := kubectl(t, c, "get", "service", "server", "-o", "jsonpath={.spec.clusterIP}")
+	if _, err := get(t, c, "http://"+service+"/from-service"); err != nil {
+		t.Error(err)
+	}
+	want += "10.244.1.1 /from-service\n"
+	clients, err := get(t, c, "http://"+server[0].String()+":8080/clients")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,9 +196,27 @@ func podsTalk(t *testing.T, c *cluster.Cluster) {
 		addr, path, _ := strings.Cut(line, " ")
 		fmt.Fprintf(&seen, "%s %s", netip.MustParseAddrPort(addr).Addr(), path)
 	}
-	want := fmt.Sprintf("%[1]s /from-init\n%[1]s /from-client\n%[2]s /from-server\n172.30.0.1 /from-outside\n10.244.1.1 /from-outside\n", client, server)
-	if seen.String() != want {
-		t.Errorf("the server saw\n%swant\n%s", &seen, want)
+	if diff := cmp.Diff(want, seen.String()); diff != "" {
+		t.Errorf("the server saw (-want +got):\n%s", diff)
+	}
+}
+
+func imageIsLoaded(t *testing.T, c *cluster.Cluster) {
+	err := c.LoadImage(t.Context(), image.Image{
+		Name:       "localhost/e2e/asks:1",
+		Entrypoint: []string{"/usr/bin/asks", "ask", netip.AddrPortFrom(podIPs(t, c, "server")[0], 7777).String()},
+		Files:      map[string]string{"/usr/bin/asks": filepath.Join(dir(t), "bin/testapp")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range c.Nodes {
+		pod := "asks-" + n.Name
+		kubectl(t, c, "run", pod, "--image=localhost/e2e/asks:1", "--image-pull-policy=Never", "--restart=Never",
+			`--overrides={"spec": {"nodeName": "`+n.Name+`"}}`, "--", "from "+n.Name)
+		eventually(t, "what the pod with the image printed", "from "+n.Name+"\n", func() (string, error) {
+			return c.Kubectl(t.Context(), "logs", pod)
+		})
 	}
 }
 
@@ -233,7 +270,7 @@ func rebootBringsPodsBack(t *testing.T, c *cluster.Cluster) {
 	eventually(t, "the pod after the reboot", uid+" restarts=1 ready=true", func() (string, error) {
 		return pods("{.metadata.uid} restarts={.status.containerStatuses[0].restartCount} ready={.status.containerStatuses[0].ready}"), nil
 	})
-	server := podIP(t, c, "server")
+	server := podIPs(t, c, "server")[0]
 	if out := kubectl(t, c, "exec", "client", "--", "/testapp", "ask", server.String()+":7777", "again"); out != "again\n" {
 		t.Errorf("the echo after the reboot is %q", out)
 	}

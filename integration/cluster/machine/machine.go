@@ -95,7 +95,7 @@ func Furnish(c Config) error {
 		{"keep it from the machine's sysctls", c.guardSysctls},
 		{"mount /sys", func() error { return unix.Mount("sysfs", "/sys", "sysfs", 0, "") }},
 		{"give it control groups", c.mountCgroups},
-		{"let it forward", func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }},
+		{"let it forward", forward},
 		// What the kubelet and the runtime mount is seen in containers, and the other way.
 		{"share its mounts", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "") }},
 	}
@@ -175,6 +175,15 @@ func (c Config) guardSysctls() error {
 		}
 	}
 	return nil
+}
+
+func forward() error {
+	err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)
+	err6 := os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0)
+	if errors.Is(err6, fs.ErrNotExist) { // the kernel has no IPv6
+		err6 = nil
+	}
+	return errors.Join(err, err6)
 }
 
 // mountCgroups shows the node's groups only. Its first process then leaves their

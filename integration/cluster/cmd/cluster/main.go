@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -130,13 +131,17 @@ func up(ctx context.Context, args []string) error {
 	if err := c.Keep(ctx); err != nil {
 		return errors.Join(err, c.Close())
 	}
+	kubectl, err := c.KubectlCommand(ctx, "get", "pods", "-A")
+	if err != nil {
+		return err
+	}
 	fmt.Printf(`
 kubectl       bin/kubectl get pods -A
+which is      %s
 in a node     bin/cluster exec n1
-kubeconfig    %s (the API server is in the cluster's network namespace, where bin/kubectl is too)
-image         %s is there; others are loaded by tests
-end           make cluster-down
-`, c.Kubeconfig(), cluster.TestImage)
+an image      %s; tests load others
+the end       make cluster-down
+`, strings.Join(kubectl.Args, " "), cluster.TestImage)
 	return nil
 }
 
