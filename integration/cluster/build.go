@@ -127,6 +127,7 @@ func goCommand(ctx context.Context, dir, temp string, args ...string) error {
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOTMPDIR="+temp)
 	cmd.Stderr = &stderr
+	// Pdeathsig: the thread that starts it lives as long as this process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID, Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err := cmd.Run()
 	switch {
