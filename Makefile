@@ -46,6 +46,14 @@ test: ## run every test with the race detector, the kernel's too (root); install
 	@$(MAKE) build demo-parts
 	@integration/make/test
 
+# SEQUENCES and SEED repeat a run, SEQUENCE one sequence of it.
+.PHONY: sequences
+sequences: SEQUENCES ?= 300
+sequences: root ## do everything to pods in every state, at random, and kill the agent meanwhile (root); installs as test does
+	@integration/make/packages
+	@CGO_ENABLED=1 FAIRLEAD_SEQUENCES=$(SEQUENCES) FAIRLEAD_SEED=$(SEED) FAIRLEAD_SEQUENCE=$(SEQUENCE) \
+		go test -race -count=1 -timeout 30m -v -run '^(TestEveryStateFromEveryState|TestChurn)$$' ./nodeagent/enroll
+
 .PHONY: lint
 lint: ## check style, generated code and the modules' tidiness
 	@integration/make/lint
