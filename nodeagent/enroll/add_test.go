@@ -201,6 +201,23 @@ func TestDNSListenerThatComesLater(t *testing.T) {
 	})
 }
 
+// Of two proxies that each come to listen for DNS last, none is without it.
+func TestDNSListenersThatComeLast(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		w.proxySays(proxylink.NoProxy, "")
+		w.pass(10 * time.Second)
+		for range 2 {
+			s.set(func() { s.missing = "dns" })
+			w.proxySays(proxylink.Acked, "")
+			w.pass(dnsPatience / 2)
+			w.proxySays(proxylink.NoProxy, "")
+			w.pass(10 * time.Second)
+		}
+		w.wantDone()
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web noProxy")
+	})
+}
+
 // One wait after the other: the answer comes before the plugin gives up, and says
 // what is waited for.
 func TestWaitsEndBeforeThePluginDoes(t *testing.T) {

@@ -17,7 +17,7 @@ const (
 	// be there: while an ADD waits for them, and otherwise.
 	listenerPoll  = 10 * time.Millisecond
 	listenerWatch = time.Second
-	// dnsPatience is how long an ADD waits for a DNS listener beyond the others.
+	// dnsPatience is how long a DNS listener may come after the others.
 	dnsPatience = 500 * time.Millisecond
 	// refusal pauses: a proxy that refused a pod is asked again after the first,
 	// then after twice as long, up to the most.
@@ -153,6 +153,11 @@ func (p *pod) serve(ctx context.Context) (bool, outcome) {
 		return p.listening(ctx)
 	case proxylink.Nacked, proxylink.Unsent:
 		return p.nacked(ctx, verdict)
+	}
+	if !p.noDNS {
+		p.noDNSFrom = time.Time{} // the next proxy has its own time to listen for DNS
+	}
+	switch verdict.State {
 	case proxylink.NoProxy:
 		out := outcome{reason: status.NoProxy, message: "no node proxy is connected to the agent"}
 		if verdict.Text != "" {
@@ -228,13 +233,16 @@ func (p *pod) listening(ctx context.Context) (bool, outcome) {
 	case p.noDNSFrom.IsZero():
 		p.noDNSFrom = time.Now()
 	}
-	if time.Since(p.noDNSFrom) < dnsPatience {
-		if p.adding != nil {
-			return p.unserved(ctx, missing)
-		}
-		out.again = dnsPatience
+	left := dnsPatience - time.Since(p.noDNSFrom)
+	switch {
+	case left <= 0 || p.noDNS:
+		p.noDNS = true
+	case p.redirected() && p.adding == nil:
+		out.again = left
+	default:
+		missing.again = sooner(missing.again, left)
+		return p.unserved(ctx, missing)
 	}
-	p.noDNS = true
 	return true, out
 }
 
