@@ -64,6 +64,9 @@ func (p *pod) capture(ctx context.Context) outcome {
 	}
 	switch {
 	case out.reason != status.OK:
+	case p.repairsLately() >= fightRepairs: // whose end is not in sight
+		out.reason, out.message = status.RulesFought, fmt.Sprintf("the redirection stands, and was put right %d times in %s; it was changed by %s",
+			len(p.repairs), fightWindow, p.culprit())
 	case len(p.foreign) > 0:
 		out.reason, out.message = status.ForeignRules, "what may take the pod's traffic before it is redirected: "+strings.Join(p.foreign, ", ")
 	case p.noDNS:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
@@ -37,7 +38,7 @@ func (p *pod) pair(ctx context.Context, out outcome) outcome {
 		return p.noneOlder(ctx, out)
 	}
 	out.reason = status.ReasonOldConnections
-	out.message = fmt.Sprintf("%d connections are older than the capture and stay in the clear", len(bypassing))
+	out.message = "older than the capture, and in the clear: " + some(bypassing)
 	return out
 }
 
@@ -67,6 +68,23 @@ func (p *pod) owed() bool {
 		return false
 	}
 	return p.gap || p.raced
+}
+
+// some counts connections, and names the first.
+func some(connections []sockets.Connection) string {
+	const most = 3
+	var names []string
+	for _, c := range connections[:min(len(connections), most)] {
+		names = append(names, c.String())
+	}
+	if len(connections) == 1 {
+		return "1 connection, " + names[0]
+	}
+	text := fmt.Sprintf("%d connections, %s", len(connections), strings.Join(names, ", "))
+	if len(connections) > most {
+		text += ", ..."
+	}
+	return text
 }
 
 // ids are in order: there may be thousands to be looked up among.

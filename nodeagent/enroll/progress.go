@@ -31,8 +31,8 @@ type progress struct {
 	releasing   time.Time // since when redirects are flushed; zero: not being released
 	withdrawing time.Time // since when no proxy should have it any more
 
-	failures int  // by the kernel, in a row
-	logged   bool // that the pod is not as it should be
+	failures int           // by the kernel, in a row
+	logged   status.Reason // why the pod is not as it should be, as it was logged last
 }
 
 // asked is what the source asks for.
@@ -64,7 +64,8 @@ type redirection struct {
 	inspectAt time.Time      // when to look at everything again
 	stale     bool           // conntrack entries may defeat the redirects
 	foreign   []string       // what may take packets before they do
-	named     time.Time      // when that was logged last
+	named     bool           // that they do was logged
+	namedAt   time.Time      // when
 	repaired  int
 	repairs   []time.Time // the latest ones
 }

@@ -132,11 +132,10 @@ func (p *pod) publish(out outcome) {
 	}
 	if before.State == now.State && before.Reason == now.Reason {
 		now.Since = before.Since
-	} else if p.logged {
-		p.logged = false
-		if now.State == status.Captured || now.State == status.NotCaptured {
-			p.r.config.Logger.Info("a pod is as it should be again", "pod", p.name(), "state", now.State, "reason", now.Reason)
-		}
+	}
+	if p.logged != "" && (now.State == status.Captured || now.State == status.NotCaptured) {
+		p.logged = ""
+		p.r.config.Logger.Info("a pod is as it should be again", "pod", p.name(), "state", now.State, "reason", now.Reason)
 	}
 	p.report = now
 }
@@ -144,17 +143,17 @@ func (p *pod) publish(out outcome) {
 // warnAfter keeps what passes at once, as when a proxy dials again, out of the log.
 const warnAfter = time.Second
 
-// warn logs a state that a pod should not be in, once, and returns when to look
+// warn logs a state that a pod should not be in, once for each reason, and returns when to look
 // again if it is too early for that.
 func (p *pod) warn() time.Duration {
 	now := p.report
-	if p.logged || p.adding != nil || now.State == "" || now.State == status.Captured || now.State == status.NotCaptured {
+	if p.logged == now.Reason || p.adding != nil || now.State == "" || now.State == status.Captured || now.State == status.NotCaptured {
 		return 0
 	}
 	if left := warnAfter - time.Since(now.Since); left > 0 {
 		return left
 	}
-	p.logged = true
+	p.logged = now.Reason
 	p.r.config.Logger.Warn("a pod is not as it should be", "pod", p.name(), "state", now.State, "reason", now.Reason, "message", now.Message)
 	return 0
 }

@@ -91,7 +91,8 @@ func (p *pod) uphold(ctx context.Context) error {
 	p.repaired++
 	p.repairs = append(p.repairs, time.Now())
 	p.r.config.Metrics.repairs.Inc()
-	p.r.config.Logger.Warn("redirection put right", "pod", p.name(), "drift", drift, "by", p.culprit())
+	p.r.config.Logger.Warn("redirection put right", "pod", p.name(), "drift", brief(drift), "rulesetChangedBy", p.culprit())
+	p.r.config.Logger.Debug("what was put right", "pod", p.name(), "drift", drift)
 	return err
 }
 
@@ -101,6 +102,16 @@ func (p *pod) wereAway() {
 	if p.redirected() && p.adding == nil {
 		p.older, p.gap, p.paired = true, p.gap || p.stood, false
 	}
+}
+
+// brief is the begin of what may be a line for each rule.
+func brief(drift string) string {
+	const most = 3
+	lines := strings.Split(drift, "\n")
+	if n := len(lines) - most; n > 0 {
+		lines = append(lines[:most], fmt.Sprintf("and %d more", n))
+	}
+	return strings.Join(lines, "; ")
 }
 
 // inspectEvery is of how many sweeps one looks at everything in a pod's namespace:
@@ -132,8 +143,12 @@ func (p *pod) lookAround(ctx context.Context, depth Depth) {
 	if p.foreign, err = p.kernel.Foreign(ctx, depth); err != nil {
 		p.r.config.Logger.Debug("cannot tell what stands before our rules", "pod", p.name(), "error", err)
 	}
-	if len(p.foreign) > 0 && !slices.Equal(before, p.foreign) && time.Since(p.named) > fightWindow {
-		p.named = time.Now()
+	switch {
+	case len(p.foreign) == 0 && p.named:
+		p.named = false
+		p.r.config.Logger.Info("nothing is before a pod's redirects any more", "pod", p.name())
+	case len(p.foreign) > 0 && !slices.Equal(before, p.foreign) && time.Since(p.namedAt) > fightWindow:
+		p.named, p.namedAt = true, time.Now()
 		p.r.config.Logger.Warn("a pod's traffic may be taken before it is redirected", "pod", p.name(), "by", strings.Join(p.foreign, ", "))
 	}
 	if depth != Everything {
@@ -166,10 +181,14 @@ const (
 	fightPause   = time.Second
 )
 
+func (p *pod) repairsLately() int {
+	p.repairs = slices.DeleteFunc(p.repairs, func(t time.Time) bool { return time.Since(t) > fightWindow })
+	return len(p.repairs)
+}
+
 // fights returns the fight that the next repair is put off for, if there is one.
 func (p *pod) fights() *fight {
-	p.repairs = slices.DeleteFunc(p.repairs, func(t time.Time) bool { return time.Since(t) > fightWindow })
-	n := len(p.repairs)
+	n := p.repairsLately()
 	if n < fightRepairs {
 		return nil
 	}

@@ -109,7 +109,7 @@ func TestDriftIsToldOf(t *testing.T) {
 		s.set(func() { s.rules = "" })
 		s.changed("nft (pid 42)")
 		w.wantDone("apply full+dns", "expel")
-		if got := w.logged.Lines("redirection put right"); len(got) != 1 || !strings.Contains(got[0], `by="nft (pid 42)"`) {
+		if got := w.logged.Lines("redirection put right"); len(got) != 1 || !strings.Contains(got[0], `rulesetChangedBy="nft (pid 42)"`) {
 			t.Errorf("logged: %q", got)
 		}
 	})

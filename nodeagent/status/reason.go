@@ -44,7 +44,7 @@ var remedies = map[Reason]string{
 	ProxyRefused:         "mend what the proxy's own words name (a port that is taken, an address that is missing); it is tried again by itself",
 	NoListeners:          "look at the node proxy's log: it has acknowledged the pod, yet does not listen in it",
 	PortTaken:            "end the process that is named, or have it use another port; the proxy is asked again by itself",
-	RulesFought:          "end what changes the rules in the pod, or take NET_ADMIN from it",
+	RulesFought:          "end what changes the rules in the pod (what is named may be short-lived: look for what starts it), or take NET_ADMIN from it",
 	KernelRefused:        "look at the error; a missing kernel feature is named there; it is tried again by itself",
 }
 
