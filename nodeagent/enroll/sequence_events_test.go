@@ -42,6 +42,8 @@ var events = []event{
 		never: func(t traits) string { return first(withObject(t), when(t.object == "labelled", hasLabel)) }},
 	{name: "unlabel", killed: true, failing: true, away: true, do: unlabel, back: label,
 		never: func(t traits) string { return first(withObject(t), when(t.object == "plain", hasNoLabel)) }},
+	{name: "label changed, and back", do: changeAndBack,
+		never: func(t traits) string { return first(withObject(t), withSandbox(t)) }},
 	{name: "object gone", never: withObject, away: true, weight: seldom,
 		do: func(w *world, s *slot) { w.set(s, nil) }},
 
@@ -152,6 +154,13 @@ const (
 func label(w *world, s *slot)   { w.set(s, &object{s.object.uid, true}) }
 func unlabel(w *world, s *slot) { w.set(s, &object{s.object.uid, false}) }
 
+func changeAndBack(w *world, s *slot) {
+	was := *s.object
+	w.set(s, &object{was.uid, !was.labelled})
+	w.settle()
+	w.set(s, &was)
+}
+
 // uidFor is the UID of the slot's pod, a new one if there is none.
 func (w *world) uidFor(s *slot) string {
 	switch {
@@ -208,8 +217,12 @@ func addCancelled(w *world, s *slot) {
 	_, err := w.ask(func(r *enroll.Reconciler) error { return r.Add(ctx, b.attachment(s.name)) })
 	w.agent.arm(nil)
 	cancel()
-	if f := (*enroll.Failure)(nil); err != nil && !errors.As(err, &f) {
+	var f *enroll.Failure
+	switch {
+	case err != nil && !errors.As(err, &f):
 		fail("a cancelled ADD: %w", err)
+	case err != nil && f.Reason == status.Cancelled:
+		w.undone(b)
 	}
 	w.endBox(s, b)
 	if old != nil {
