@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func namespace(name, labels string) string {
@@ -120,6 +122,9 @@ func TestFileThatWasNeverGood(t *testing.T) {
 			if _, _, ok := d.dir.Lookup("shop", "web"); ok {
 				t.Error("a pod is known whose namespace may be in the broken file")
 			}
+			if diff := cmp.Diff([]string{"ns.yaml"}, d.dir.Unread()); diff != "" {
+				t.Error(diff)
+			}
 			if !d.knows("back", "db", "on")() {
 				t.Error("a pod is not known whose namespace has a manifest")
 			}
@@ -127,8 +132,8 @@ func TestFileThatWasNeverGood(t *testing.T) {
 			d.remove("ns.yaml")
 			d.write("ns.yaml", namespace("shop", "mesh: 'on'"))
 			d.until("web is in the mesh", d.knows("shop", "web", "on"))
-			if len(d.dir.Problems()) != 0 {
-				t.Errorf("problems %q after the repair", d.dir.Problems())
+			if len(d.dir.Problems()) != 0 || len(d.dir.Unread()) != 0 {
+				t.Errorf("problems %q after the repair, not read: %q", d.dir.Problems(), d.dir.Unread())
 			}
 		})
 	}

@@ -44,7 +44,8 @@ type Dir struct {
 type content struct {
 	pods       map[key]intent.Pod
 	namespaces map[string]intent.Namespace
-	opaque     bool // a file has no good version: what is absent may be in it
+	files      map[string]string // that have them: by what it is
+	unread     []string          // files without a good version: what is absent may be in them
 	problems   []string
 }
 
@@ -104,7 +105,7 @@ func (d *Dir) Lookup(namespace, name string) (intent.Pod, intent.Namespace, bool
 	if !known {
 		ns = intent.Namespace{Name: namespace}
 	}
-	return pod, ns, ok && (known || !d.current.opaque)
+	return pod, ns, ok && (known || len(d.current.unread) == 0)
 }
 
 // Pods returns all pods, sorted by namespace and name.
@@ -119,6 +120,14 @@ func (d *Dir) Pods() []intent.Pod {
 		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 	})
 	return pods
+}
+
+// Unread names the files that have no good version. While there are any, what Lookup
+// does not know may be in them.
+func (d *Dir) Unread() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.current.unread)
 }
 
 // Problems returns what is wrong with the directory now, a line each.
@@ -140,11 +149,14 @@ func (d *Dir) read(h hint) {
 	d.mu.Lock()
 	synced := d.synced || err == nil
 	changed := synced != d.synced || !reflect.DeepEqual(d.current, next)
-	fresh := newProblems(d.current.problems, next.problems)
+	fresh, over := missing(d.current.problems, next.problems), missing(next.problems, d.current.problems)
 	d.current, d.synced = next, synced
 	d.mu.Unlock()
 	for _, problem := range fresh {
 		d.config.Logger.Warn("the manifests have a problem", "problem", problem)
+	}
+	for _, problem := range over {
+		d.config.Logger.Info("a problem of the manifests is over", "problem", problem)
 	}
 	if changed {
 		d.config.Changed()
@@ -160,17 +172,18 @@ func (d *Dir) kept(err error) content {
 	return c
 }
 
-func newProblems(before, now []string) []string {
-	return slices.DeleteFunc(slices.Clone(now), func(p string) bool { return slices.Contains(before, p) })
+// missing is those of all that are not in some.
+func missing(some, all []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(p string) bool { return slices.Contains(some, p) })
 }
 
 // assemble makes one content of all files.
 func (d *Dir) assemble() content {
-	c := content{pods: map[key]intent.Pod{}, namespaces: map[string]intent.Namespace{}}
+	c := content{pods: map[key]intent.Pod{}, namespaces: map[string]intent.Namespace{}, files: map[string]string{}}
 	for _, name := range slices.Sorted(maps.Keys(d.reader.files)) {
 		f := d.reader.files[name]
 		if f.good == nil {
-			c.opaque = true
+			c.unread = append(c.unread, name)
 		}
 		if problem := f.problem(name); problem != "" {
 			c.problems = append(c.problems, problem)
@@ -185,23 +198,32 @@ func (d *Dir) assemble() content {
 	return c
 }
 
-// merge adds one file's documents; what another file has already is refused.
+// merge adds one file's documents; what is there already is refused.
 func (c *content) merge(name string, docs *documents) {
 	for _, pod := range docs.pods {
-		k := key{pod.Namespace, pod.Name}
-		if _, taken := c.pods[k]; taken {
-			c.problems = append(c.problems, fmt.Sprintf("%s: pod %s/%s is in an earlier file already; that one is used", name, k.namespace, k.name))
-			continue
+		if c.take("pod "+pod.Namespace+"/"+pod.Name, name) {
+			c.pods[key{pod.Namespace, pod.Name}] = pod
 		}
-		c.pods[k] = pod
 	}
 	for _, ns := range docs.namespaces {
-		if _, taken := c.namespaces[ns.Name]; taken {
-			c.problems = append(c.problems, fmt.Sprintf("%s: namespace %s is in an earlier file already; that one is used", name, ns.Name))
-			continue
+		if c.take("namespace "+ns.Name, name) {
+			c.namespaces[ns.Name] = ns
 		}
-		c.namespaces[ns.Name] = ns
 	}
+}
+
+// take reports whether what a file holds is the first of its name.
+func (c *content) take(what, file string) bool {
+	switch first, taken := c.files[what]; {
+	case !taken:
+		c.files[what] = file
+		return true
+	case first == file:
+		c.problems = append(c.problems, fmt.Sprintf("%s: %s is in this file twice; the first is used", file, what))
+	default:
+		c.problems = append(c.problems, fmt.Sprintf("%s: %s is in %s already; that one is used", file, what, first))
+	}
+	return false
 }
 
 // orphans names the pods' namespaces that had a manifest and have none now.

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/nodeagent/manifests"
 )
 
@@ -21,6 +22,7 @@ type directory struct {
 	t       *testing.T
 	path    string
 	dir     *manifests.Dir
+	log     netlab.Log
 	changed chan struct{}
 }
 
@@ -38,7 +40,7 @@ func prepare(t *testing.T, poll time.Duration) *directory {
 	var err error
 	d.dir, err = manifests.New(manifests.Config{
 		Path: d.path, Poll: poll, Changed: func() { d.changed <- struct{}{} },
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: slog.New(slog.NewTextHandler(&d.log, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -158,6 +160,9 @@ func TestBrokenFileKeepsItsLastGoodVersion(t *testing.T) {
 	}
 	d.write("a.yaml", pod("web", "app: two"))
 	d.until("mended", func() bool { return len(d.dir.Problems()) == 0 })
+	d.until("the log tells of it", func() bool {
+		return strings.Contains(d.log.String(), `msg="a problem of the manifests is over" problem="a.yaml: the file is empty`)
+	})
 	if p, _, _ := d.dir.Lookup("shop", "web"); p.Labels["app"] != "two" {
 		t.Errorf("after the repair: %+v", p)
 	}
@@ -186,9 +191,22 @@ func TestOnePodInTwoFiles(t *testing.T) {
 	namespace := "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n"
 	d.write("a.yaml", pod("web", "from: a")+namespace)
 	d.write("b.yaml", pod("web", "from: b")+namespace)
-	d.until("the pod is refused", d.problem("b.yaml: pod shop/web"))
-	d.until("the namespace is refused", d.problem("b.yaml: namespace shop"))
+	d.until("the pod is refused", d.problem("b.yaml: pod shop/web is in a.yaml already; that one is used"))
+	d.until("the namespace is refused", d.problem("b.yaml: namespace shop is in a.yaml already; that one is used"))
 	if p, _, _ := d.dir.Lookup("shop", "web"); p.Labels["from"] != "a" {
+		t.Errorf("used: %+v", p)
+	}
+}
+
+func TestOnePodTwiceInOneFile(t *testing.T) {
+	d := start(t, 5*time.Millisecond)
+	d.write("a.yaml", pod("web", "from: first")+"---\n"+pod("web", "from: second")+"---\n"+namespace("shop", "")+"---\n"+namespace("shop", ""))
+	d.until("it is there", func() bool { return d.names() == "shop/web" })
+	want := []string{"a.yaml: pod shop/web is in this file twice; the first is used", "a.yaml: namespace shop is in this file twice; the first is used"}
+	if diff := cmp.Diff(want, d.dir.Problems()); diff != "" {
+		t.Error(diff)
+	}
+	if p, _, _ := d.dir.Lookup("shop", "web"); p.Labels["from"] != "first" {
 		t.Errorf("used: %+v", p)
 	}
 }
