@@ -59,6 +59,12 @@ func TestAddWaitsForWhatItNeeds(t *testing.T) {
 			status.PodUnknown, "no object or manifest",
 		},
 		{
+			"manifest",
+			func(w *world) { w.breaks("a.yaml", "b.yaml", "c.yaml", "d.yaml", "e.yaml") },
+			func(w *world) { w.breaks() },
+			status.ManifestBroken, "what the pod's namespace asks for is not known while a.yaml, b.yaml, c.yaml, 2 more cannot be read",
+		},
+		{
 			"proxy",
 			func(w *world) { w.proxySays(proxylink.NoProxy, "") },
 			func(w *world) { w.proxySays(proxylink.Acked, "") },

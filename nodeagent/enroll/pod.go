@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -71,7 +72,7 @@ func (p *pod) reconcile(ctx context.Context) outcome {
 	}
 	p.look()
 	if !p.known {
-		return outcome{state: status.Pending, reason: status.PodUnknown, message: p.unknown}
+		return p.r.undecided(p.unknown)
 	}
 	out := p.towards(ctx)
 	if out.reason == status.KernelRefused {
@@ -119,7 +120,7 @@ func (p *pod) look() {
 		ok, p.unknown = false, fmt.Sprintf("its object or manifest has UID %s, the runtime speaks of %s", object.UID, p.uid)
 	}
 	if !ok {
-		p.gone = p.known && p.r.config.Source.Synced()
+		p.gone = p.known && p.r.config.Source.Synced() && p.r.unread() == ""
 		return
 	}
 	p.object, p.known, p.gone = object, true, false
@@ -130,6 +131,29 @@ func (p *pod) look() {
 			p.r.config.Logger.Warn("an annotation is ignored", "pod", p.name(), "warning", warning)
 		}
 	}
+}
+
+// undecided is the outcome for a pod of which the source does not know enough, and
+// says so in its own words if it can read all there is.
+func (r *Reconciler) undecided(unknown string) outcome {
+	if unread := r.unread(); unread != "" {
+		return outcome{state: status.Pending, reason: status.ManifestBroken,
+			message: "what the pod's namespace asks for is not known while " + unread + " cannot be read"}
+	}
+	return outcome{state: status.Pending, reason: status.PodUnknown, message: unknown}
+}
+
+// unread names what the source cannot read, the first few of it; empty if nothing.
+func (r *Reconciler) unread() string {
+	const most = 3
+	if r.config.Unread == nil {
+		return ""
+	}
+	names := r.config.Unread()
+	if more := len(names) - most; more > 0 {
+		names = append(names[:most:most], fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(names, ", ")
 }
 
 // isOver reports whether the pod's namespace is gone, or is another one than was on

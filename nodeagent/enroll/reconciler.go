@@ -83,10 +83,13 @@ const (
 	Everything
 )
 
-// Config is what a Reconciler needs. All of it but Installed is required.
+// Config is what a Reconciler needs. All of it but Unread and Installed is required.
 type Config struct {
-	Policy  intent.Policy
-	Source  Source
+	Policy intent.Policy
+	Source Source
+	// Unread names what the Source cannot read now: what Lookup does not know may be
+	// there. nil: it reads all.
+	Unread  func() []string
 	Proxies Proxies
 	Records Records
 	// Find looks which namespace it is that the runtime has named by its path.

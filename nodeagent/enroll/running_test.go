@@ -366,15 +366,6 @@ func TestNothingIsHeldOfAnUnlabelledPod(t *testing.T) {
 	})
 }
 
-func TestObjectGone(t *testing.T) {
-	captured(t, func(w *world, _ *space) {
-		w.forget("web")
-		w.pass(time.Hour)
-		w.wantDone()
-		w.wantState("web Captured ObjectGone", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
-	})
-}
-
 // A running pod whose redirects cannot be put in place is the alarm.
 func TestKernelRefusesARunningPod(t *testing.T) {
 	running(t, func(w *world, s *space) {

@@ -46,6 +46,7 @@ type world struct {
 	existing intent.Existing
 
 	unsynced bool
+	unread   []string              // what the source cannot read
 	hidden   bool                  // the source does not know the namespaces of its pods
 	full     error                 // why no record can be written
 	objects  map[string]intent.Pod // by namespace/name
@@ -87,7 +88,7 @@ func (w *world) start() {
 	}
 	w.r, err = New(Config{
 		Policy: policy,
-		Source: w, Proxies: w, Records: w, Find: w.find, Gone: w.gone, Open: w.open, Search: w.search,
+		Source: w, Unread: w.cannotRead, Proxies: w, Records: w, Find: w.find, Gone: w.gone, Open: w.open, Search: w.search,
 		Installed: w.installed,
 		PodWait:   5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
 		ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
@@ -284,6 +285,22 @@ func (w *world) Lookup(namespace, name string) (intent.Pod, intent.Namespace, bo
 	defer w.mu.Unlock()
 	p, ok := w.objects[namespace+"/"+name]
 	return p, intent.Namespace{Name: namespace}, ok && !w.hidden
+}
+
+func (w *world) cannotRead() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.unread
+}
+
+// breaks puts manifests into the source that it cannot read, or mends them: while it
+// cannot, it does not know its pods' namespaces.
+func (w *world) breaks(files ...string) {
+	w.mu.Lock()
+	w.unread, w.hidden = files, len(files) > 0
+	w.mu.Unlock()
+	w.r.Wake("")
+	synctest.Wait()
 }
 
 func (w *world) Pods() []intent.Pod {

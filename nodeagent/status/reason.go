@@ -14,6 +14,7 @@ const (
 	Draining             Reason = "Draining"
 	Withdrawing          Reason = "Withdrawing"
 	PodUnknown           Reason = "PodUnknown"
+	ManifestBroken       Reason = "ManifestBroken"
 	SandboxUnknown       Reason = "SandboxUnknown"
 	ObjectGone           Reason = "ObjectGone"
 	NetnsUnknown         Reason = "NetworkNamespaceUnknown"
@@ -35,6 +36,7 @@ var remedies = map[Reason]string{
 	ForeignRules:         "remove what is named from the pod's network namespace, or take NET_ADMIN from what put it there",
 	ProxyWithoutDNS:      "switch DNS capture on in the proxy, or off for the pod (annotation ambient.istio.io/dns-capture)",
 	PodUnknown:           "look whether the pod's object (or manifest) exists and names this node",
+	ManifestBroken:       "mend or remove the file that is named; the pod needs nothing else",
 	SandboxUnknown:       "restart the pod, so that the runtime makes it a new sandbox and tells the agent",
 	ObjectGone:           "delete the pod at the runtime, or put its object (or manifest) back",
 	NetnsUnknown:         "restart the pod: it started before the agent, or while fairlead-cni was not in the runtime's configuration",
