@@ -23,6 +23,8 @@ const (
 	// then after twice as long, up to the most.
 	firstRefusalPause = time.Second
 	mostRefusalPause  = time.Minute
+	// slowAnswer is how long a proxy may take over another pod until we say so.
+	slowAnswer = 2 * time.Second
 	// alarmAfter is how long a running pod may be on its way into the mesh before
 	// its traffic in the clear is called a bypass.
 	alarmAfter = 5 * time.Second
@@ -168,11 +170,42 @@ func (p *pod) serve(ctx context.Context) (bool, outcome) {
 		}
 		return p.unserved(ctx, out)
 	case proxylink.Queued:
-		return p.unserved(ctx, outcome{reason: status.Capturing, again: verdict.Recheck,
-			message: "the node proxy has not been told of the pod yet: it is busy with others"})
+		return p.unserved(ctx, p.queued(verdict))
 	default:
+		p.isBehind(time.Time{})
 		return p.unserved(ctx, outcome{reason: status.NoAnswer, again: verdict.Recheck,
 			message: "the node proxy has not acknowledged the pod yet"})
+	}
+}
+
+// queued is the outcome for a pod that its proxy has not been told of, for the requests
+// before it: it may be the proxy that is to blame.
+func (p *pod) queued(v proxylink.Verdict) outcome {
+	p.isBehind(v.Before.Since)
+	out := outcome{reason: status.Capturing, again: v.Recheck,
+		message: "the node proxy has not been told of the pod yet: it is busy with others"}
+	if v.Before.Since.IsZero() {
+		return out
+	}
+	took := time.Since(v.Before.Since)
+	if left := slowAnswer - took; left > 0 {
+		out.again = sooner(out.again, left)
+		return out
+	}
+	out.reason, out.again = status.NoAnswer, sooner(out.again, time.Second)
+	what := "for another pod"
+	if v.Before.Snapshot {
+		what = "that it knows the node's pods"
+	}
+	out.message = fmt.Sprintf("the node proxy (pid %d) has not answered %s for %s", v.Before.PID, what, took.Round(time.Second))
+	return out
+}
+
+// isBehind begins the wait for an answer anew when it is another one that is waited for.
+func (p *pod) isBehind(since time.Time) {
+	if !since.Equal(p.behind) {
+		p.behind = since
+		delete(p.waiting, status.NoAnswer)
 	}
 }
 

@@ -85,6 +85,7 @@ type bypass struct {
 // service is what the proxies do for the pod.
 type service struct {
 	announced bool
+	behind    time.Time // since when the proxy owes another answer, before the pod has its turn
 	refusals  int       // in a row
 	refusal   string    // the last one's words
 	retryAt   time.Time // when to announce again after a refusal

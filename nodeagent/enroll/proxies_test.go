@@ -3,6 +3,7 @@ package enroll
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
@@ -79,6 +80,65 @@ func (p *twoProxies) Verdict(uid string) proxylink.Verdict {
 	v := p.world.Verdict(uid)
 	v.Acks = append(v.Acks, proxylink.Ack{Session: 0, PID: 6, State: proxylink.Acked})
 	return v
+}
+
+// slowProxy has pods queue behind a request.
+type slowProxy struct {
+	*world
+	before proxylink.Unanswered
+}
+
+func (p *slowProxy) Verdict(uid string) proxylink.Verdict {
+	v := p.world.Verdict(uid)
+	p.world.mu.Lock()
+	defer p.world.mu.Unlock()
+	v.Before = p.before
+	return v
+}
+
+func (p *slowProxy) owes(since time.Time) {
+	p.world.mu.Lock()
+	p.before = proxylink.Unanswered{PID: 7, Since: since}
+	p.world.mu.Unlock()
+	p.world.r.Wake("")
+	synctest.Wait()
+}
+
+// A proxy that hangs on one pod is named to those that wait behind it.
+func TestProxyThatHangsOnAnotherPod(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := &slowProxy{world: w}
+		w.r.config.Proxies = p
+		w.object("web", true)
+		w.proxySays(proxylink.Queued, "")
+		p.owes(time.Now())
+		answer := w.addLater(w.t.Context(), "web", "c1")
+		w.pass(1900 * time.Millisecond)
+		w.wantState("web Pending Capturing", "/run/netns/c1 has full+dns", "proxy has uid-web queued")
+		w.pass(200 * time.Millisecond)
+		w.wantState("web Pending ProxyDoesNotAnswer", "/run/netns/c1 has full+dns", "proxy has uid-web queued")
+		wantFailure(t, <-answer, status.NoAnswer, "the node proxy (pid 7) has not answered for another pod for 7s")
+	})
+}
+
+// One that is slow, and answers for one after the other, does not hang.
+func TestProxyThatIsSlowWithOtherPods(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := &slowProxy{world: w}
+		w.r.config.Proxies = p
+		w.object("web", true)
+		w.proxySays(proxylink.Queued, "")
+		p.owes(time.Now())
+		answer := w.addLater(w.t.Context(), "web", "c1")
+		w.pass(4 * time.Second)
+		w.wantState("web Pending ProxyDoesNotAnswer", "/run/netns/c1 has full+dns", "proxy has uid-web queued")
+		w.proxySays(proxylink.Waiting, "")
+		w.pass(4 * time.Second)
+		w.proxySays(proxylink.Acked, "")
+		if err := <-answer; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // A proxy that has acknowledged a pod and does not listen is looked at, not watched

@@ -42,6 +42,15 @@ func (c *conducts) hold(pid int32, now time.Time) (time.Time, string) {
 	return p.until, fmt.Sprintf("its connection has ended badly %s: %s", times, p.why)
 }
 
+// lately is how many connections of pid ended badly, unless that was long ago, and why.
+func (c *conducts) lately(pid int32, now time.Time) (bad int, why string) {
+	p := c.of[pid]
+	if p == nil || p.bad == 0 || now.Sub(p.until) > 2*c.most {
+		return 0, ""
+	}
+	return p.bad, p.why
+}
+
 func (c *conducts) endedBadly(pid int32, why string, now time.Time) {
 	p := c.process(pid, now)
 	p.bad++

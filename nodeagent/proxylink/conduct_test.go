@@ -47,6 +47,12 @@ func TestHolds(t *testing.T) {
 	c.endedBadly(1, "boom", now)
 	expect(1, "1s, its connection has ended badly once: boom")
 
+	if bad, why := c.lately(1, now.Add(time.Minute)); bad != 1 || why != "boom" {
+		t.Errorf("lately %d ended badly: %s", bad, why)
+	}
+	if bad, why := c.lately(1, now.Add(2*mostHold+2*time.Second)); bad != 0 || why != "" {
+		t.Errorf("what was long ago is not over: %d, %s", bad, why)
+	}
 	c.endedWell(3)
 	now = now.Add(2*mostHold + 2*time.Second)
 	c.endedBadly(3, "boom", now)
@@ -159,7 +165,7 @@ func TestWhoBehavesBadlyIsHeld(t *testing.T) {
 			t.Errorf("the verdict is %+v, without %q", v, want)
 		}
 	}
-	if s := l.Sessions()[0]; !strings.Contains(s.Text, "ended badly once") || time.Until(s.Until) < 50*time.Minute {
+	if s := l.Sessions()[0]; !strings.Contains(s.Text, "ended badly once") || s.EndedBadly != 1 || !strings.Contains(s.Why, "version 2") || time.Until(s.Until) < 50*time.Minute {
 		t.Errorf("session %+v", s)
 	}
 	good.dial().hello().sync()

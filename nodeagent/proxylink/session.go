@@ -44,6 +44,8 @@ type session struct {
 
 	state   SessionState
 	since   time.Time // of state
+	asked   *request  // not answered yet; nil: none is under way
+	askedAt time.Time
 	records map[string]*record
 	todo    queue
 	last    queue // what is suspect: to do when there is nothing else to do
@@ -89,6 +91,7 @@ func (c *session) run() error {
 	for {
 		c.server.mu.Lock()
 		r := c.next()
+		c.asked, c.askedAt = r, time.Now()
 		c.server.mu.Unlock()
 		var err error
 		if r == nil {

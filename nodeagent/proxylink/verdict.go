@@ -41,7 +41,17 @@ type Verdict struct {
 	Since time.Time
 	// Recheck, unless zero, is when the verdict changes if nothing else does.
 	Recheck time.Duration
-	Acks    []Ack // newest session first
+	// Before, of a workload that is Queued, is what its proxy has to answer first; zero
+	// if that is not known.
+	Before Unanswered
+	Acks   []Ack // newest session first
+}
+
+// Unanswered is a request that a proxy has not answered yet.
+type Unanswered struct {
+	PID      int32
+	Since    time.Time
+	Snapshot bool // it is the end of the snapshot, and no pod's
 }
 
 // Verdict decides by the newest session that has acked its snapshot. Until it has
@@ -81,10 +91,31 @@ func (s *Server) Verdict(uid string) Verdict {
 			v.Since = later(v.Since, voice.At)
 		}
 	}
+	if v.State == Queued {
+		v.Before = s.unanswered()
+	}
 	for _, voice := range voices {
 		v.Acks = append(v.Acks, voice.Ack)
 	}
 	return v
+}
+
+// unanswered is the request under way to the session that decides, or will when it has
+// acked its snapshot.
+func (s *Server) unanswered() Unanswered {
+	var decides *session
+	for _, c := range slices.Backward(s.sessions) {
+		if c.state == Synced || c.state == Snapshot && decides == nil {
+			decides = c
+		}
+		if c.state == Synced {
+			break
+		}
+	}
+	if decides == nil || decides.asked == nil {
+		return Unanswered{}
+	}
+	return Unanswered{PID: decides.peer.PID, Since: decides.askedAt, Snapshot: decides.asked.kind == kindSnapshot}
 }
 
 // held tells of the newest connection that is kept waiting.
@@ -170,6 +201,10 @@ type SessionInfo struct {
 	// Text says why it is Held, and Until for how long.
 	Text  string
 	Until time.Time
+	// EndedBadly is how many connections of its process did, the latest ones in a row,
+	// and Why the last one.
+	EndedBadly int
+	Why        string
 }
 
 // Sessions lists the connected proxies, newest first.
@@ -179,6 +214,7 @@ func (s *Server) Sessions() []SessionInfo {
 	var infos []SessionInfo
 	for _, session := range slices.Backward(s.sessions) {
 		info := SessionInfo{ID: session.id, PID: session.peer.PID, State: session.state, Since: session.since}
+		info.EndedBadly, info.Why = s.conducts.lately(info.PID, time.Now())
 		if session.state == Held {
 			info.Text, info.Until = session.why, session.until
 		}

@@ -1,6 +1,7 @@
 package proxylink
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -146,6 +147,10 @@ func TestASlowProxysQueue(t *testing.T) {
 	l.pod("b")
 	l.pod("c")
 	l.verdict("b", "queued")
+	if b, a := l.Verdict("b").Before, l.Verdict("a"); b.PID != int32(os.Getpid()) || b.Since.IsZero() || b.Since.Before(a.Since) || a.Before != (Unanswered{}) {
+		t.Errorf("b is behind %+v, a was sent at %v and is behind %+v", b, a.Since, a.Before)
+	}
+	before := l.Verdict("c").Before
 	announced := l.Verdict("b").Since
 	changes := l.changes("b")
 	p.ack()
@@ -156,6 +161,9 @@ func TestASlowProxysQueue(t *testing.T) {
 		t.Errorf("b was announced at %v and waits since %v", announced, sent)
 	}
 	l.verdict("c", "queued")
+	if now := l.Verdict("c").Before; !now.Since.After(before.Since) {
+		t.Errorf("c is behind %+v, and was behind %+v", now, before)
+	}
 
 	newer := l.dial().hello()
 	newer.expect("add a", "add b")
@@ -169,6 +177,9 @@ func TestASlowProxysQueue(t *testing.T) {
 	newer.ack()
 	newer.expect("add c", "snapshot")
 	l.verdict("c", "queued")
+	if !l.Verdict("c").Before.Snapshot {
+		t.Errorf("c is behind %+v", l.Verdict("c").Before)
+	}
 	newer.ack()
 	l.verdict("c", "acked by us")
 }

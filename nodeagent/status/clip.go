@@ -20,6 +20,10 @@ const (
 func (n Node) Clip() Node {
 	n.Version, n.Source = clip(n.Version, maxText), clip(n.Source, maxText)
 	n.Problems = clipLines(n.Problems, maxLines, maxText)
+	n.Proxies = slices.Clone(n.Proxies)
+	for i := range n.Proxies {
+		n.Proxies[i].Why = clip(n.Proxies[i].Why, maxText)
+	}
 	return n
 }
 
@@ -31,7 +35,7 @@ func (n Node) Brief() Node {
 		"this head of the report was too long to be sent and is shortened; %d proxies are connected", len(n.Proxies)))
 	n.Proxies = first(n.Proxies, briefList)
 	for i := range n.Proxies {
-		n.Proxies[i].State = clip(n.Proxies[i].State, briefText)
+		n.Proxies[i].State, n.Proxies[i].Why = clip(n.Proxies[i].State, briefText), clip(n.Proxies[i].Why, briefText)
 	}
 	return n
 }

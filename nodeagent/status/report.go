@@ -46,6 +46,9 @@ type Proxy struct {
 	State     string    `json:"state"`
 	Since     time.Time `json:"since"`
 	Workloads int       `json:"workloads"` // acked
+	// EndedBadly is how many of its process's connections did lately, and Why the last.
+	EndedBadly int    `json:"endedBadly,omitempty"`
+	Why        string `json:"why,omitempty"`
 }
 
 // A Pod is what is known of one pod.

@@ -72,7 +72,7 @@ func WriteTable(w io.Writer, node Node, pods []Pod, now time.Time) error {
 func writeNode(w io.Writer, node Node, now time.Time) error {
 	var proxies []string
 	for _, p := range node.Proxies {
-		proxies = append(proxies, fmt.Sprintf("pid %d (%s, %d pods, connected %s ago)", p.PID, p.State, p.Workloads, since(p.Since, now)))
+		proxies = append(proxies, fmt.Sprintf("pid %d (%s, %d pods, connected %s ago%s)", p.PID, p.State, p.Workloads, since(p.Since, now), p.earlier()))
 	}
 	if len(proxies) == 0 {
 		proxies = []string{"none connected"}
@@ -91,6 +91,17 @@ func writeNode(w io.Writer, node Node, now time.Time) error {
 		_, err = fmt.Fprintln(w)
 	}
 	return err
+}
+
+// earlier says how the process's earlier connections ended.
+func (p Proxy) earlier() string {
+	switch p.EndedBadly {
+	case 0:
+		return ""
+	case 1:
+		return "; its connection before ended badly: " + printable(p.Why)
+	}
+	return fmt.Sprintf("; its %d connections before ended badly, the last: %s", p.EndedBadly, printable(p.Why))
 }
 
 // noteworthy pods get more than a row.

@@ -57,6 +57,10 @@ func node() status.Node {
 
 func TestTable(t *testing.T) {
 	bare := node()
+	troubled := node()
+	troubled.Proxies = append(troubled.Proxies,
+		status.Proxy{PID: 7, State: "hello", Since: ago(time.Second), EndedBadly: 1, Why: "the proxy speaks version 2, this agent speaks version 1"},
+		status.Proxy{PID: 8, State: "held", Since: ago(time.Second), EndedBadly: 2, Why: "no answer to add of shop/web (u1) within 10s"})
 	bare.Proxies, bare.Synced, bare.Problems = nil, false, []string{"a.yaml: document 1: not YAML"}
 	for name, test := range map[string]struct {
 		node status.Node
@@ -65,6 +69,7 @@ func TestTable(t *testing.T) {
 		"all":   {node(), pods()},
 		"empty": {bare, nil},
 		"one":   {node(), pods()[:1]},
+		"held":  {troubled, pods()[:1]},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b strings.Builder

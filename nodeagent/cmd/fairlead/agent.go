@@ -248,6 +248,7 @@ func (a *agent) node() status.Node {
 	for _, s := range a.proxies.Sessions() {
 		node.Proxies = append(node.Proxies, status.Proxy{
 			Session: s.ID, PID: s.PID, State: string(s.State), Since: s.Since, Workloads: s.Acked,
+			EndedBadly: s.EndedBadly, Why: s.Why,
 		})
 	}
 	return node
