@@ -61,9 +61,9 @@ func WriteTable(w io.Writer, node Node, pods []Pod, now time.Time) error {
 	if err == nil {
 		_, err = fmt.Fprintf(w, "\n%s\n", summary(pods))
 	}
-	for _, p := range pods {
-		if err == nil && p.noteworthy() {
-			_, err = fmt.Fprintf(w, "\n%s/%s is %s (%s)%s\n", printable(p.Namespace), printable(p.Name), p.State, printable(string(p.Reason)), p.notes())
+	for _, text := range notes(pods) {
+		if err == nil {
+			_, err = fmt.Fprintf(w, "\n%s\n", text)
 		}
 	}
 	return err
@@ -102,23 +102,6 @@ func (p Proxy) earlier() string {
 		return "; its connection before ended badly: " + printable(p.Why)
 	}
 	return fmt.Sprintf("; its %d connections before ended badly, the last: %s", p.EndedBadly, printable(p.Why))
-}
-
-// noteworthy pods get more than a row.
-func (p Pod) noteworthy() bool {
-	return p.Remedy != "" || len(p.Intent.Warnings) > 0 || (p.State != Captured && p.State != NotCaptured)
-}
-
-func (p Pod) notes() string {
-	var b strings.Builder
-	for _, note := range []struct{ label, text string }{
-		{"", p.Message}, {"remedy: ", p.Remedy}, {"warning: ", strings.Join(p.Intent.Warnings, "; ")},
-	} {
-		if note.text != "" {
-			b.WriteString("\n  " + note.label + printable(note.text))
-		}
-	}
-	return b.String()
 }
 
 // rulesCell is the form of the rules and whether DNS is in them.

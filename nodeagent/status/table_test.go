@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"flag"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -61,6 +62,9 @@ func TestTable(t *testing.T) {
 	troubled.Proxies = append(troubled.Proxies,
 		status.Proxy{PID: 7, State: "hello", Since: ago(time.Second), EndedBadly: 1, Why: "the proxy speaks version 2, this agent speaks version 1"},
 		status.Proxy{PID: 8, State: "held", Since: ago(time.Second), EndedBadly: 2, Why: "no answer to add of shop/web (u1) within 10s"})
+	alike := slices.Concat(pods()[:4], pods()[2:3])
+	alike[4].Name = "pay-2"
+	alike[0].Intent.Warnings = pods()[3].Intent.Warnings // the same is not to be said of it
 	bare.Proxies, bare.Synced, bare.Problems = nil, false, []string{"a.yaml: document 1: not YAML"}
 	for name, test := range map[string]struct {
 		node status.Node
@@ -70,6 +74,7 @@ func TestTable(t *testing.T) {
 		"empty": {bare, nil},
 		"one":   {node(), pods()[:1]},
 		"held":  {troubled, pods()[:1]},
+		"alike": {node(), alike},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b strings.Builder
@@ -93,6 +98,26 @@ func TestTable(t *testing.T) {
 				t.Error("a pod's name reaches the terminal's control sequences")
 			}
 		})
+	}
+}
+
+// A hundred pods with one trouble are one trouble.
+func TestManyAlike(t *testing.T) {
+	for n, want := range map[int]string{1: "shop/a is", 2: "shop/a and shop/b are", 3: "shop/a, shop/b and shop/c are", 4: "shop/a, shop/b, shop/c and 1 more are", 26: "shop/a, shop/b, shop/c and 23 more are"} {
+		var crowd []status.Pod
+		for i := range n {
+			p := pods()[2]
+			p.Name = string(rune('a' + i))
+			crowd = append(crowd, p)
+		}
+		var b strings.Builder
+		if err := status.WriteTable(&b, node(), crowd, now); err != nil {
+			t.Fatal(err)
+		}
+		want += " Bypassing (NoProxy)"
+		if got := strings.Count(b.String(), " Bypassing (NoProxy)\n"); got != 1 || !strings.Contains(b.String(), "\n"+want+"\n") {
+			t.Errorf("%d pods: not %q, once, but\n%s", n, want, b.String())
+		}
 	}
 }
 
