@@ -293,6 +293,18 @@ func (p *pod) listen(ctx context.Context, depth Depth) error {
 	if p.squatters, err = p.kernel.Squatters(ctx, depth); err != nil {
 		p.r.config.Logger.Debug("cannot tell whose listeners these are", "pod", p.name(), "error", err)
 	}
+	for _, s := range p.squatters { // what listens there is not the proxy, or not it alone
+		switch s.Port {
+		case ruleset.OutboundPort:
+			p.listeners.Outbound = false
+		case ruleset.InboundPort:
+			p.listeners.Inbound = false
+		case ruleset.HBONEPort:
+			p.listeners.HBONE = false
+		case ruleset.DNSPort:
+			p.listeners.DNS = false
+		}
+	}
 	return nil
 }
 

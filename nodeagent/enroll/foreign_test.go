@@ -38,8 +38,8 @@ func TestSquatters(t *testing.T) {
 		s.set(func() { s.squatters = nc })
 		w.pass(10 * time.Second)
 		w.wantState("web Bypassing ProxyPortTaken", "/run/netns/c1 has full+dns", "proxy has uid-web noProxy")
-		if got := w.r.Report()[0]; !strings.Contains(got.Message, "port 15001/tcp: nc (pid 42)") || got.Remedy == "" {
-			t.Errorf("%s; %s", got.Message, got.Remedy)
+		if got := w.r.Report()[0]; !strings.Contains(got.Message, "port 15001/tcp: nc (pid 42)") || got.Remedy == "" || got.Listeners.String() != "15006,15008,15053" {
+			t.Errorf("%s; %s; listeners %s", got.Message, got.Remedy, got.Listeners)
 		}
 		w.proxySays(proxylink.Acked, "")
 		w.pass(10 * time.Second)
