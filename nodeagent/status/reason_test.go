@@ -47,6 +47,31 @@ func TestReasonsAreListed(t *testing.T) {
 	}
 }
 
+// REASONS.md lists the words that stand in the columns of a report.
+func TestColumnsAreListed(t *testing.T) {
+	text, err := os.ReadFile("REASONS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, columns, _ := strings.Cut(string(text), "## The columns")
+	columns, _, _ = strings.Cut(columns, "\n## ")
+	words := slices.Concat([]string{status.Unknown, "none", "marks", "syn", "full", "+dns", "-"},
+		constants(t, "../proxylink/verdict.go", "State"), constants(t, "../proxylink/session.go", "SessionState"))
+	for _, word := range words {
+		if word == "noProxy" || word == "gone" { // a verdict's only, no proxy says them
+			continue
+		}
+		if !strings.Contains(columns, "`"+word+"`") {
+			t.Errorf("%s is not listed", word)
+		}
+	}
+	for _, column := range []string{"RULES", "LISTENERS", "PROXIES", "SINCE"} {
+		if !strings.Contains(columns, "\n| "+column+" |") {
+			t.Errorf("column %s is not listed", column)
+		}
+	}
+}
+
 // constants are the values of a type's constants in a file.
 func constants(t *testing.T, file, of string) []string {
 	t.Helper()
