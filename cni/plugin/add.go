@@ -116,7 +116,7 @@ func (p *Plugin) noAnswer(c *config, pod podArgs, took time.Duration, cause erro
 		}
 	}
 	details := fmt.Sprintf("%v; waited %v; the pod starts by itself once the agent is back: check the fairlead agent's pod of this node, and %s",
-		cause, took, agentapi.LogFile(p.socket))
+		cause, took.Round(100*time.Millisecond), agentapi.LogFile(p.socket))
 	if len(c.AllowWithoutAgent) > 0 {
 		details += "; only pods of " + strings.Join(c.AllowWithoutAgent, ", ") + " start without it"
 	}

@@ -65,7 +65,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		}, []string{"reason"}),
 		rebound: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_proxy_socket_rebound_total",
-			Help: "Times that the socket proxies dial was removed or replaced, and bound again.",
+			Help: "Times the proxies' socket was gone or replaced and was bound again.",
 		}),
 	}
 	for _, c := range []prometheus.Collector{m.sessions, m.requests, m.answers, m.ends, m.rebound} {

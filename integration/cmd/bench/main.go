@@ -33,7 +33,7 @@ func main() {
 	rows := flag.String("rows", ".", "measure only the rows that match this `regexp`, of: "+strings.Join(bench.RowNames(), ", "))
 	file := flag.String("json", "", "write the figures to this `file` as well")
 	check := flag.Bool("check", false, "exit with 1 if a budget is missed")
-	flag.DurationVar(&sizes.Settle, "settle", sizes.Settle, "how `long` after the last pod memory is read")
+	flag.DurationVar(&sizes.Settle, "settle", sizes.Settle, "wait this `time` after the last pod before memory is read")
 	flag.Parse()
 	chosen, err := regexp.Compile(*rows)
 	if err == nil && flag.NArg() > 0 {

@@ -40,9 +40,11 @@ func root() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "fairlead",
 		Short:         "Connect a node's pods to its proxy",
+		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	cmd.SetVersionTemplate("{{.Version}}\n")
 	cmd.AddCommand(agentCommand(), statusCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",

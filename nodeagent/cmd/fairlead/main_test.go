@@ -10,11 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
@@ -183,8 +183,10 @@ func TestAgentThatCannotRunSaysWhy(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	if out, err := run(t.Context(), "version"); err != nil || strings.TrimSpace(out) != version {
-		t.Errorf("%q, %v", out, err)
+	for _, arg := range []string{"version", "--version"} {
+		if out, err := run(t.Context(), arg); err != nil || out != version+"\n" {
+			t.Errorf("%s: %q, %v", arg, out, err)
+		}
 	}
 }
 
@@ -215,25 +217,23 @@ func TestMetricsAreListed(t *testing.T) {
 	described := make(chan *prometheus.Desc, 1000)
 	a.registry.Describe(described)
 	close(described)
-	var have []string
+	have := map[string]string{} // what it is, by its name
 	for d := range described {
-		name := regexp.MustCompile(`fqName: "([^"]+)"`).FindStringSubmatch(d.String())[1]
-		if strings.HasPrefix(name, "fairlead_") && !slices.Contains(have, name) {
-			have = append(have, name)
+		said := regexp.MustCompile(`fqName: "([^"]+)", help: "([^"]+)"`).FindStringSubmatch(d.String())
+		if strings.HasPrefix(said[1], "fairlead_") {
+			have[said[1]] = said[2]
 		}
 	}
 	text, err := os.ReadFile("../../metrics/METRICS.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var listed []string
-	for _, row := range regexp.MustCompile("(?m)^\\| `(fairlead_[a-z_]+)`").FindAllStringSubmatch(string(text), -1) {
-		listed = append(listed, row[1])
+	listed := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(fairlead_[a-z_]+)` .*\\| (.*) \\|$").FindAllStringSubmatch(string(text), -1) {
+		listed[row[1]] = row[2]
 	}
-	slices.Sort(have)
-	slices.Sort(listed)
-	if !slices.Equal(have, listed) {
-		t.Errorf("registered: %q\nlisted in METRICS.md: %q", have, listed)
+	if diff := cmp.Diff(have, listed); diff != "" {
+		t.Errorf("METRICS.md (-registered +listed):\n%s", diff)
 	}
 	families, err := a.registry.Gather()
 	if err != nil {
