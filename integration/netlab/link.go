@@ -58,6 +58,10 @@ func Cable(a, b Port) error {
 	return errors.Join(a.awaitUp(), b.awaitUp())
 }
 
+// upWait is far more than an interface needs, unless many namespaces come and go at the
+// same time: they all wait for one lock of the kernel's.
+const upWait = 30 * time.Second
+
 // awaitUp waits until the interface and its addresses can be used. The kernel's own
 // notice of the interface may come a second late (linkwatch), and IPv6 does not work
 // until then; since Linux 6.8 asking for the interface brings it at once. Somewhat
@@ -66,7 +70,7 @@ func (p Port) awaitUp() error {
 	err := p.NS.withRTNL(func(rtnl *netlink.Handle) error {
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
-		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); <-tick.C {
+		for deadline := time.Now().Add(upWait); time.Now().Before(deadline); <-tick.C {
 			link, err := rtnl.LinkByName(p.link())
 			if err != nil {
 				return err
@@ -83,7 +87,7 @@ func (p Port) awaitUp() error {
 				return nil
 			}
 		}
-		return errors.New("not up after 5 s")
+		return fmt.Errorf("not up after %s", upWait)
 	})
 	if err != nil {
 		return fmt.Errorf("cannot use %s in %s: %w", p.link(), p.NS.Name, err)
