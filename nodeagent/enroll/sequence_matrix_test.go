@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 )
 
-// A trait is what a phase says of a pod and its node.
+// Traits are what a phase says of a pod and its node.
 type traits struct {
 	object string // "", "plain", "labelled"
 	box    bool
@@ -48,6 +48,7 @@ var traitsOf = map[phase]traits{
 	drainingGone: {box: true, proxy: "there", conn: true, recipe: []string{"labelled object", "ADD", "connect", "unlabel", "object gone"}},
 }
 
+// Why something cannot be. The matrix says so in its empty cells.
 const (
 	wasThere     = "there is one already"
 	noObject     = "there is no object"
@@ -65,7 +66,7 @@ const (
 	notCaptured  = "it is about a captured pod, with no connection through the proxy"
 )
 
-// check makes a never of conditions.
+// when is why something cannot be, if it cannot.
 func when(bad bool, why string) string {
 	if bad {
 		return why
@@ -84,6 +85,7 @@ func unserved(t traits) string {
 	return when(t.box || t.object != "labelled" || t.proxy != "away", notServed)
 }
 
+// first is the first reason that there is.
 func first(reasons ...string) string {
 	for _, r := range reasons {
 		if r != "" {

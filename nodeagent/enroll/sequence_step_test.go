@@ -63,7 +63,7 @@ func columnOf(name string) column {
 			return c
 		}
 	}
-	panic("no column " + name)
+	panic("there is no event " + name)
 }
 
 // step has something happen to a slot, and waits until the node has settled.
@@ -136,7 +136,7 @@ func (w *world) failKernel(c column, s *slot) {
 
 // light arms the agent that a charge is for.
 func (w *world) light(c column, charge *charge) {
-	if c.name == "agent restarted | killed" || c.name == "agent restarted | kernel fails" {
+	if c.event.name == "agent restarted" {
 		w.charge = charge
 		return
 	}
