@@ -168,7 +168,7 @@ runDir: run
 loglevel: debug
 proxySocket: sock
 cniCache: cache
-installed: 2999-01-02T15:04:05Z
+installed: one day
 dnsCapture: perhaps
 probeAddresses: {ipv4: x, ipv6: y}
 waits: {ack: 1h, pdo: 1s}
