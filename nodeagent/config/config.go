@@ -24,6 +24,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 
@@ -50,6 +51,12 @@ type Config struct {
 
 	// RunDir holds the agent's socket, its lock and its log files; a tmpfs.
 	RunDir string `json:"runDir"`
+	// Kubeconfig is how the Kubernetes API is reached; empty if the agent runs in the
+	// cluster. Not used with --pods-from.
+	Kubeconfig string `json:"kubeconfig,omitempty"`
+	// NodeName is the name of this node in the API; empty if NODE_NAME in the environment
+	// says it. Not used with --pods-from.
+	NodeName string `json:"nodeName,omitempty"`
 	// ProxySocket is where node proxies dial in.
 	ProxySocket string `json:"proxySocket"`
 	// HTTPAddress serves /metrics, /readyz and /livez; empty serves none of them.
@@ -64,6 +71,9 @@ type Config struct {
 	ExcludeNamespaces []string `json:"excludeNamespaces"`
 	// EnablementSelectors choose the pods; one that matches is enough.
 	EnablementSelectors []Selector `json:"enablementSelectors"`
+	// UnsupportedRuntimeClasses are the runtime classes, by their names, whose pods have a
+	// network stack of their own and are never captured; a * stands for any text.
+	UnsupportedRuntimeClasses []string `json:"unsupportedRuntimeClasses"`
 	// DNSCapture is the default for pods that do not say.
 	DNSCapture bool `json:"dnsCapture"`
 	// ExistingConnections says what becomes of connections that are older than a pod's
@@ -130,6 +140,8 @@ func Default() Config {
 				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{intent.LabelMode: intent.ModeAmbient}},
 			},
 		},
+		UnsupportedRuntimeClasses: []string{"gvisor", "runsc", "kata*"},
+
 		DNSCapture:     true,
 		ProbeAddresses: ProbeAddresses{IPv4: ruleset.DefaultProbeIPv4, IPv6: ruleset.DefaultProbeIPv6},
 		Waits:          Waits{Pod: seconds(5), Proxy: seconds(5), Ack: seconds(5)},
@@ -224,6 +236,7 @@ func (c Config) Validate() error {
 		socket("runDir", c.RunDir, c.File("agent.sock")),
 		socket("proxySocket", c.ProxySocket, c.ProxySocket),
 		absolute("cniCache", c.CNICache),
+		optional("kubeconfig", c.Kubeconfig),
 		family("probeAddresses.ipv4", c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv4.Is4(), "IPv4"),
 		family("probeAddresses.ipv6", c.ProbeAddresses.IPv6, c.ProbeAddresses.IPv6.Is6() && !c.ProbeAddresses.IPv6.Is4In6(), "IPv6"),
 		wait("waits.pod", c.Waits.Pod, 0),
@@ -246,8 +259,16 @@ func (c Config) Validate() error {
 
 // Policy returns what the configuration says of which pods are captured.
 func (c Config) Policy() (intent.Policy, error) {
-	p := intent.Policy{ExcludeNamespaces: c.ExcludeNamespaces, CaptureDNS: c.DNSCapture, Existing: c.ExistingConnections}
+	p := intent.Policy{
+		ExcludeNamespaces: c.ExcludeNamespaces, CaptureDNS: c.DNSCapture, Existing: c.ExistingConnections,
+		OwnStacks: c.UnsupportedRuntimeClasses,
+	}
 	var errs []error
+	for i, pattern := range c.UnsupportedRuntimeClasses {
+		if _, err := path.Match(pattern, ""); err != nil {
+			errs = append(errs, fmt.Errorf("unsupportedRuntimeClasses[%d]: %q is not a name or a pattern such as kata*", i, pattern))
+		}
+	}
 	for i, s := range c.EnablementSelectors {
 		field := fmt.Sprintf("enablementSelectors[%d].", i)
 		pod, podErr := selector(field+"podSelector", s.PodSelector)
@@ -292,6 +313,13 @@ func socket(field, value, path string) error {
 		return fmt.Errorf("%s: the path of the socket %s has %d bytes, the most is %d: choose a shorter one", field, path, n, maxSocketPath)
 	}
 	return nil
+}
+
+func optional(field, path string) error {
+	if path == "" {
+		return nil
+	}
+	return absolute(field, path)
 }
 
 func absolute(field, path string) error {

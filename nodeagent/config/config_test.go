@@ -71,6 +71,9 @@ func TestValues(t *testing.T) {
 	got, err := config.Parse([]byte(head + `
 runDir: /run/other
 cniCache: /var/lib/other/results
+kubeconfig: /etc/kubeconfig
+nodeName: node1
+unsupportedRuntimeClasses: [strange]
 installed: 2026-01-02T15:04:05+01:00
 logLevel: debug
 dnsCapture: false
@@ -91,9 +94,15 @@ waits: {proxy: 250ms}
 	if got.Waits.Proxy.Duration != 250*time.Millisecond || got.Waits.Pod.Duration != 5*time.Second {
 		t.Errorf("waits %+v: the one that is named changes, the others keep their default", got.Waits)
 	}
+	if got.Kubeconfig != "/etc/kubeconfig" || got.NodeName != "node1" {
+		t.Errorf("kubeconfig %q, nodeName %q", got.Kubeconfig, got.NodeName)
+	}
 	p, err := got.Policy()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if len(p.OwnStacks) != 1 || p.OwnStacks[0] != "strange" {
+		t.Errorf("runtime classes with a stack of their own: %q", p.OwnStacks)
 	}
 	d := p.Decide(intent.Pod{}, intent.Namespace{Labels: map[string]string{"mesh": "on"}})
 	if !d.Capture || len(p.Selectors) != 1 {
@@ -120,6 +129,8 @@ func TestRefusals(t *testing.T) {
 		"field in upper case": {head + "RUNDIR: /run/x\n", `unknown field "RUNDIR" (did you mean "runDir"?)`},
 		"field twice":         {head + "runDir: /a\nrunDir: /b\n", `line 4: the field "runDir" stands here for the second time`},
 		"existing":            {head + "existingConnections: drop\n", `existingConnections: "drop" is neither reset nor keep`},
+		"relative kubeconfig": {head + "kubeconfig: config\n", `kubeconfig: "config" is not an absolute path`},
+		"runtime class":       {head + "unsupportedRuntimeClasses: [kata*, '[']\n", `unsupportedRuntimeClasses[1]: "[" is not a name or a pattern such as kata*`},
 		"relative path":       {head + "runDir: run\n", `runDir: "run" is not an absolute path`},
 		"relative cache":      {head + "cniCache: results\n", `cniCache: "results" is not an absolute path`},
 		"no cache":            {head + "cniCache: ''\n", `cniCache: "" is not an absolute path`},

@@ -249,7 +249,7 @@ func (p *pod) check(c *call, out outcome) {
 	switch {
 	case !p.current(c):
 		p.answer(c, &Failure{status.SandboxUnknown, "the agent has not been told of container " + c.attachment.ContainerID})
-	case out.state == status.Captured, out.state == status.NotCaptured:
+	case out.state == status.Captured, out.state == status.NotCaptured, out.state == status.Unsupported:
 		p.answer(c, nil)
 	default:
 		p.answer(c, &Failure{out.reason, "not captured: " + out.message})
@@ -285,7 +285,7 @@ func (p *pod) settle(ctx context.Context, out *outcome) {
 		return
 	}
 	switch out.state {
-	case status.Captured, status.NotCaptured:
+	case status.Captured, status.NotCaptured, status.Unsupported:
 		p.answer(p.adding, nil)
 		p.adding = nil
 		p.r.config.Logger.Info("pod started", "pod", p.name(), "state", out.state, "reason", out.reason)

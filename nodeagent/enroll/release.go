@@ -18,7 +18,7 @@ const drainPoll = 100 * time.Millisecond
 // with the namespace still held, and is tried again.
 func (p *pod) release(ctx context.Context) outcome {
 	p.raced = false // should the label come back, that was seen
-	done := outcome{state: status.NotCaptured, reason: status.Reason(p.decision.Reason), message: p.decision.Message}
+	done := outcome{state: uncaptured(p.decision), reason: status.Reason(p.decision.Reason), message: p.decision.Message}
 	if !p.touched {
 		p.letGo()
 		return done
@@ -46,6 +46,14 @@ func (p *pod) release(ctx context.Context) outcome {
 	}
 	p.released()
 	return done
+}
+
+// uncaptured is the state of a pod that the decision leaves alone.
+func uncaptured(d intent.Decision) status.State {
+	if d.Reason == intent.OwnNetworkStack {
+		return status.Unsupported
+	}
+	return status.NotCaptured
 }
 
 // over is the release of a pod whose containers have ended: nobody is left to be

@@ -74,8 +74,8 @@ func (r *Reconciler) untold(object intent.Pod, known early) status.Pod {
 		Intent:     intentOf(d),
 		Rules:      status.Rules{State: status.Unknown},
 		Annotation: status.Unknown,
-		State:      status.NotCaptured, Reason: status.Reason(d.Reason), Message: d.Message,
-		Since: known.since,
+		State:      uncaptured(d), Reason: status.Reason(d.Reason), Message: d.Message,
+		Since: known.since, Remedy: status.Reason(d.Reason).Remedy(),
 	}
 	switch {
 	case !ok:

@@ -9,7 +9,8 @@
 //
 //   - Labels that ask for capture on a pod that cannot be captured (host network,
 //     an injected sidecar, an excluded namespace, a pod that is over): the hard
-//     exclusions come first, whatever the labels say.
+//     exclusions come first, whatever the labels say. A runtime class with a network
+//     stack of its own is a decision that is seen, and not a capture without effect.
 //   - A mode label whose value is neither ambient nor none, such as Ambient: a pod
 //     that is left alone because of it has a warning that says so.
 //   - An annotation that does not parse: it is ignored with a warning that names it;
@@ -24,6 +25,8 @@ package intent
 import (
 	"fmt"
 	"net/netip"
+	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -57,6 +60,7 @@ type Pod struct {
 	ServiceAccount       string
 	Labels, Annotations  map[string]string
 	HostNetwork          bool
+	RuntimeClass         string // empty: the node's default
 	Phase                string
 	IPs                  []netip.Addr
 }
@@ -95,6 +99,9 @@ type Policy struct {
 	CaptureDNS        bool
 	// Existing is the default for namespaces that do not say.
 	Existing Existing
+	// OwnStacks are the runtime classes whose pods have a network stack of their own, in
+	// which the kernel's redirects have no effect. A * stands for any text.
+	OwnStacks []string
 }
 
 // Existing says what becomes of connections that are older than a pod's capture.
@@ -121,6 +128,9 @@ const (
 	Sidecar           Reason = "Sidecar"
 	NamespaceExcluded Reason = "NamespaceExcluded"
 	Terminated        Reason = "Terminated"
+
+	// OwnNetworkStack is of a pod that asks to be captured and cannot be.
+	OwnNetworkStack Reason = "OwnNetworkStack"
 )
 
 // A Decision says whether a pod should be captured, and how.
@@ -147,6 +157,10 @@ func (p Policy) Decide(pod Pod, ns Namespace) Decision {
 	}
 	for i, s := range p.Selectors {
 		if s.Pod.Matches(labels.Set(pod.Labels)) && s.Namespace.Matches(labels.Set(ns.Labels)) {
+			if p.ownStack(pod.RuntimeClass) {
+				return Decision{Reason: OwnNetworkStack, Message: fmt.Sprintf(
+					"enablement selector %d matches, but pods of runtime class %s have a network stack of their own", i+1, clip(pod.RuntimeClass))}
+			}
 			d := Decision{Capture: true, Reason: Selected, Message: fmt.Sprintf("enablement selector %d matches", i+1)}
 			d.Redirect, d.Warnings = p.redirect(pod.Annotations)
 			d.Existing = p.Existing
@@ -195,6 +209,14 @@ func (p Policy) excluded(pod Pod) (Reason, string) {
 		return Terminated, "the pod's phase is " + pod.Phase
 	}
 	return "", ""
+}
+
+// ownStack reports whether pods of a runtime class have a network stack of their own.
+func (p Policy) ownStack(class string) bool {
+	return slices.ContainsFunc(p.OwnStacks, func(pattern string) bool {
+		match, err := path.Match(pattern, class)
+		return err == nil && match
+	})
 }
 
 // redirect reads the annotations that change the rules.

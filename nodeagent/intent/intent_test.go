@@ -52,6 +52,11 @@ func TestWhichPods(t *testing.T) {
 		{name: "excluded namespace", pod: intent.Pod{Namespace: "kube-system", Labels: ambient}, ns: ambient, want: intent.NamespaceExcluded, detail: "kube-system"},
 		{name: "succeeded", pod: intent.Pod{Labels: ambient, Phase: "Succeeded"}, want: intent.Terminated, detail: "Succeeded"},
 		{name: "failed", pod: intent.Pod{Labels: ambient, Phase: "Failed"}, want: intent.Terminated},
+		{name: "own network stack", pod: intent.Pod{Labels: ambient, RuntimeClass: "kata-qemu"}, want: intent.OwnNetworkStack, detail: "selector 1 matches, but pods of runtime class kata-qemu"},
+		{name: "own network stack, another runtime", pod: intent.Pod{RuntimeClass: "gvisor"}, ns: ambient, want: intent.OwnNetworkStack},
+		{name: "own network stack, not labelled", pod: intent.Pod{RuntimeClass: "runsc"}, want: intent.NotLabelled},
+		{name: "own network stack, opted out", pod: intent.Pod{Labels: none, RuntimeClass: "runsc"}, ns: ambient, want: intent.OptedOut},
+		{name: "another runtime class", pod: intent.Pod{Labels: ambient, RuntimeClass: "crun"}, want: intent.Selected},
 		{name: "pending is not over", pod: intent.Pod{Labels: ambient, Phase: "Pending"}, want: intent.Selected},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -101,6 +101,9 @@ func (d *documents) addPod(doc *strictyaml.Document) error {
 	if p.Namespace == "" {
 		p.Namespace = metav1.NamespaceDefault
 	}
+	if class := pod.Spec.RuntimeClassName; class != nil {
+		p.RuntimeClass = *class
+	}
 	if p.ServiceAccount == "" {
 		p.ServiceAccount = "default"
 	}

@@ -29,6 +29,7 @@ const (
 	Deleted              Reason = "Deleted"
 	Cancelled            Reason = "Cancelled"
 	Stopping             Reason = "Stopping"
+	OwnNetworkStack      Reason = "OwnNetworkStack"
 )
 
 var remedies = map[Reason]string{
@@ -47,6 +48,7 @@ var remedies = map[Reason]string{
 	NoListeners:          "look at the node proxy's log: it has acknowledged the pod, yet does not listen in it",
 	PortTaken:            "end the process that is named, or have it use another port; the proxy is asked again by itself",
 	RulesFought:          "end what changes the rules in the pod (what is named may be short-lived: look for what starts it), or take NET_ADMIN from it",
+	OwnNetworkStack:      "run the pod under another runtime class, or take it out of the mesh (label istio.io/dataplane-mode: none)",
 	KernelRefused:        "look at the error; a missing kernel feature is named there; it is tried again by itself",
 }
 
