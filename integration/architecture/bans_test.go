@@ -145,5 +145,4 @@ var later = []string{
 	"./cni/install",
 	"./iptables/xtables",
 	"./nodeagent/hostnet",
-	"./nodeagent/kube/...",
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/watch"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
-	"github.com/fairlead-mesh/fairlead/nodeagent/manifests"
+	"github.com/fairlead-mesh/fairlead/nodeagent/kube"
 	"github.com/fairlead-mesh/fairlead/nodeagent/metrics"
 	"github.com/fairlead-mesh/fairlead/nodeagent/pluginserver"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
@@ -31,10 +31,14 @@ import (
 func agentCommand() *cobra.Command {
 	var configPath, podsFrom string
 	cmd := &cobra.Command{
-		Use:   "agent --pods-from DIR",
+		Use:   "agent [--pods-from DIR]",
 		Short: "Run the node agent",
 		Long: `Run the node agent: answer the CNI plugin, capture and release the node's pods,
 and hand their network namespaces to the node proxies that connect.
+
+The Kubernetes API says what the node's pods are: the cluster's that the agent runs
+in, or the one that the configuration's kubeconfig names. With --pods-from, a
+directory of manifests says it instead.
 
 It ends on SIGINT or SIGTERM and leaves every pod as it is.`,
 		Args: cobra.NoArgs,
@@ -58,10 +62,7 @@ It ends on SIGINT or SIGTERM and leaves every pod as it is.`,
 		},
 	}
 	cmd.Flags().StringVar(&configPath, "config", config.DefaultPath, "configuration file; without one at the default path, all is at its default")
-	cmd.Flags().StringVar(&podsFrom, "pods-from", "", "directory of Pod and Namespace manifests, all of which are this node's")
-	if err := cmd.MarkFlagRequired("pods-from"); err != nil {
-		panic(err) // the flag is defined above
-	}
+	cmd.Flags().StringVar(&podsFrom, "pods-from", "", "directory of Pod and Namespace manifests, all of which are this node's; without it the Kubernetes API is asked")
 	return cmd
 }
 
@@ -83,7 +84,8 @@ type agent struct {
 	source  string
 
 	registry   *prometheus.Registry
-	pods       *manifests.Dir
+	pods       source
+	kube       *kube.Source // pods, if that is what they are
 	proxies    *proxylink.Server
 	watcher    *watch.Watcher
 	reconciler *enroll.Reconciler
@@ -105,7 +107,7 @@ const (
 )
 
 func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, error) {
-	a := &agent{config: c, started: time.Now(), logger: logger, source: "the manifests in " + podsFrom, registry: prometheus.NewRegistry(), synced: make(chan struct{})}
+	a := &agent{config: c, started: time.Now(), logger: logger, registry: prometheus.NewRegistry(), synced: make(chan struct{})}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	policy, err := c.Policy()
 	if err != nil {
@@ -115,7 +117,15 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	if err != nil {
 		return nil, err
 	}
-	if a.pods, err = manifests.New(manifests.Config{Path: podsFrom, Poll: pollInterval, Changed: a.podsChanged, Logger: logger}); err != nil {
+	switch {
+	case podsFrom != "" && c.Kubeconfig != "":
+		err = errors.New("--pods-from and the configuration's kubeconfig both say where the node's pods are known from: leave one of them out")
+	case podsFrom != "":
+		err = a.openManifests(podsFrom)
+	default:
+		err = a.openKubernetes()
+	}
+	if err != nil {
 		return nil, err
 	}
 	if a.proxies, err = proxylink.New(proxylink.Config{
@@ -142,8 +152,12 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 		return nil, err
 	}
 	a.registry.MustRegister(a.reconciler)
+	var pods pluginserver.Pods = a.reconciler
+	if a.kube != nil {
+		pods = kubePods{a.reconciler, a.kube, c.Waits.Pod.Duration, logger}
+	}
 	a.plugins, err = pluginserver.New(pluginserver.Config{
-		Pods: a.reconciler, Node: a.node, RequestTimeout: requestTimeout, MaxClients: maxClients, Logger: logger,
+		Pods: pods, Node: a.node, RequestTimeout: requestTimeout, MaxClients: maxClients, Logger: logger,
 	})
 	return a, err
 }
@@ -186,9 +200,9 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-// podsChanged is called by the source.
-func (a *agent) podsChanged() {
-	a.reconciler.Wake("")
+// podsChanged is called by the source, with the UID of a pod or for all.
+func (a *agent) podsChanged(uid string) {
+	a.reconciler.Wake(uid)
 	if a.pods.Synced() {
 		a.syncedOnce.Do(func() { close(a.synced) })
 	}

@@ -159,6 +159,8 @@ func TestAgentFindsPodsInTheCache(t *testing.T) {
 func TestAgentThatCannotRunSaysWhy(t *testing.T) {
 	netlab.Kernel(t)
 	_, file := settings(t)
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	_, both := settings(t, "kubeconfig: "+kubeconfig(t, "http://127.0.0.1:1"))
 	bad := filepath.Join(t.TempDir(), "bad.yaml")
 	if err := os.WriteFile(bad, []byte("kind: Pod\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -167,7 +169,9 @@ func TestAgentThatCannotRunSaysWhy(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no source":          {[]string{"agent"}, "pods-from"},
+		"no source":          {[]string{"agent", "--config", file}, "does not run in a pod; name a kubeconfig file in the configuration (kubeconfig), or a directory of manifests (--pods-from)"},
+		"two sources":        {[]string{"agent", "--config", both, "--pods-from", t.TempDir()}, "leave one of them out"},
+		"no node's name":     {[]string{"agent", "--config", both}, "set nodeName in the configuration, or NODE_NAME"},
 		"no such directory":  {[]string{"agent", "--config", file, "--pods-from", "/nowhere"}, "/nowhere"},
 		"no such config":     {[]string{"agent", "--config", "/nowhere.yaml", "--pods-from", t.TempDir()}, "/nowhere.yaml"},
 		"not a config":       {[]string{"agent", "--config", bad, "--pods-from", t.TempDir()}, "AgentConfig"},
