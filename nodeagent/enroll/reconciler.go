@@ -83,7 +83,8 @@ const (
 	Everything
 )
 
-// Config is what a Reconciler needs. All of it but Unread and Installed is required.
+// Config is what a Reconciler needs. All of it but Unread, Installed and Reported is
+// required.
 type Config struct {
 	Policy intent.Policy
 	Source Source
@@ -117,6 +118,10 @@ type Config struct {
 	// Workers bounds how many pods have their turn at once, not counting one that has
 	// had it for long.
 	Workers int
+
+	// Reported is called with what each turn came to. It must not block, nor call the
+	// Reconciler, which holds a lock.
+	Reported func(status.Pod)
 
 	Metrics *Metrics
 	Logger  *slog.Logger

@@ -138,6 +138,9 @@ func (p *pod) publish(out outcome) {
 		p.r.config.Logger.Info("a pod is as it should be again", "pod", p.name(), "state", now.State, "reason", now.Reason)
 	}
 	p.report = now
+	if reported := p.r.config.Reported; reported != nil {
+		reported(now)
+	}
 }
 
 // warnAfter keeps what passes at once, as when a proxy dials again, out of the log.

@@ -42,6 +42,7 @@ type world struct {
 	places
 
 	installed time.Time
+	reported  func(status.Pod) // nil: nobody is told
 
 	existing intent.Existing
 
@@ -89,8 +90,8 @@ func (w *world) start() {
 	w.r, err = New(Config{
 		Policy: policy,
 		Source: w, Unread: w.cannotRead, Proxies: w, Records: w, Find: w.find, Gone: w.gone, Open: w.open, Search: w.search,
-		Installed: w.installed,
-		PodWait:   5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
+		Installed: w.installed, Reported: w.reported,
+		PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
 		ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
 		Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.NewTextHandler(&w.logged, nil)),
 	})
