@@ -2,7 +2,6 @@ package kube
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -139,8 +138,13 @@ func (a *api) refusing(with func(r *http.Request) *metav1.Status) {
 	a.refuse = with
 }
 
-func failure(code int, reason metav1.StatusReason, message string) *metav1.Status {
+func failure(code int, reason metav1.StatusReason, message string, fields ...string) *metav1.Status {
+	details := &metav1.StatusDetails{}
+	for _, f := range fields {
+		details.Causes = append(details.Causes, metav1.StatusCause{Field: f})
+	}
 	return &metav1.Status{
+		Details:  details,
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
 		Status:   metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message,
 	}
@@ -319,7 +323,7 @@ func (a *api) patch(w http.ResponseWriter, n name, body []byte) {
 		answer(w, http.StatusNotFound, notFound)
 		return
 	case p.UID != patch.Metadata.UID:
-		answer(w, http.StatusUnprocessableEntity, failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, fmt.Sprintf("metadata.uid: Invalid value: %q: field is immutable", patch.Metadata.UID)))
+		answer(w, http.StatusUnprocessableEntity, failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "field is immutable", "metadata.uid"))
 		return
 	}
 	p = p.DeepCopy()

@@ -1,14 +1,28 @@
 // Package kube is the agent's Kubernetes side: what the API says of this node's pods
-// comes in (Source).
+// comes in (Source), and what has become of them goes out (Writer).
 //
 // Of each pod of this node the little is kept that a decision needs, of namespaces
 // their labels and our annotations; other nodes' pods are never asked for.
+//
+// What goes out is the annotation ambient.istio.io/redirection and the condition
+// fairlead.io/Captured, in one patch, when what the API shows is different:
+//
+//   - A captured pod is enabled, and True.
+//   - One that is released, or not to be captured, has no annotation at once: before its
+//     connections are drained. The condition is False where it stands, or where the pod
+//     has it as a readiness gate; otherwise nothing is written of such a pod.
+//   - One that should be captured and is not keeps what stands for 30 s, but for the
+//     condition of one that bypasses. Then the condition is False, and, if no proxy has
+//     listened in it all the time, enabled becomes pending, or goes, without redirects.
+//
+// Neither is ever read as proof of anything.
 //
 // # What it needs of the API
 //
 // All of it for the agent's service account, cluster-wide:
 //
 //	pods          get, list, watch
+//	pods/status   patch
 //	namespaces    get, list, watch (as metadata only)
 //
 // # Failures it survives
@@ -24,5 +38,11 @@
 //     them the API speaks of last.
 //   - A pod that an ADD asks about before the watch has told of it: it is asked for by
 //     itself. If it was deleted before the answer came, it does not come back.
+//   - A write that is refused, or not answered: tried again with a growing pause, and
+//     logged once for each cause. A pod that is gone, or replaced by one of its name, is
+//     not tried again, and the other not touched: the UID stands in the patch.
+//   - Somebody else's hand on the annotation or the condition: corrected.
+//   - A proxy that is replaced, a state that changes back and forth, a message that
+//     changes all the time: hardly seen by the API, and by the mesh not at all.
 //   - Thousands of pods in the cluster, objects full of what is not ours: neither is kept.
 package kube

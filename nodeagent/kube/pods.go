@@ -153,21 +153,22 @@ func (podStore) Transformer() cache.TransformFunc {
 	}
 }
 
-// put makes p the pod of its name, unless a newer version of it, or its successor, is
+// put makes p the pod of its name, and tells the Writer, unless a newer version of it, or its successor, is
 // known: what we were told in answer to a request may be ahead of what is watched. It
-// returns the pods that are different now. s.mu is held.
+// returns the pods of which a decision may be different now. s.mu is held.
 func (s *Source) put(p *pod) []*pod {
 	was := s.pods[p.name()]
 	if was != nil && was.version != p.version && !newer(p.version, was.version) {
 		return nil
 	}
 	s.pods[p.name()] = p
+	s.noticed(p)
 	switch {
 	case was == nil:
 		return []*pod{p}
 	case was.UID != p.UID:
 		return []*pod{was, p}
-	case reflect.DeepEqual(was.Pod, p.Pod) && reflect.DeepEqual(was.stands, p.stands):
+	case reflect.DeepEqual(was.Pod, p.Pod):
 		return nil
 	}
 	return []*pod{p}

@@ -37,8 +37,8 @@ type SourceConfig struct {
 type Source struct {
 	config SourceConfig
 	outage *outage
-	// noticed is called with each pod that is different; the Writer's.
-	noticed func(name)
+	// noticed is called with each version of a pod, while mu is held; the Writer's.
+	noticed func(*pod)
 
 	mu                           sync.Mutex
 	pods                         map[name]*pod
@@ -57,7 +57,7 @@ func NewSource(c SourceConfig) (*Source, error) {
 			"set nodeName in the configuration, or NODE_NAME in the environment (in a pod: from the field spec.nodeName)")
 	}
 	return &Source{
-		config: c, outage: newOutage(c.Client.host, c.Logger), noticed: func(name) {},
+		config: c, outage: newOutage(c.Client.host, c.Logger), noticed: func(*pod) {},
 		pods: map[name]*pod{}, namespaces: map[string]intent.Namespace{},
 	}, nil
 }
@@ -253,7 +253,6 @@ func (s *Source) change(with func() []*pod) {
 	s.mu.Unlock()
 	for _, p := range changed {
 		s.config.Changed(p.RuntimeUID())
-		s.noticed(p.name())
 	}
 }
 

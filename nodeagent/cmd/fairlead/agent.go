@@ -86,6 +86,7 @@ type agent struct {
 	registry   *prometheus.Registry
 	pods       source
 	kube       *kube.Source // pods, if that is what they are
+	writer     *kube.Writer // nil without kube
 	proxies    *proxylink.Server
 	watcher    *watch.Watcher
 	reconciler *enroll.Reconciler
@@ -147,7 +148,7 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
 		PodWait: c.Waits.Pod.Duration, ProxyWait: c.Waits.Proxy.Duration, AckWait: c.Waits.Ack.Duration,
 		ReleaseGrace: c.ReleaseGrace.Duration, DrainTimeout: c.DrainTimeout.Duration, SweepInterval: c.SweepInterval.Duration,
-		Workers: workers, Metrics: enroll.NewMetrics(a.registry), Logger: logger,
+		Workers: workers, Reported: a.podReported, Metrics: enroll.NewMetrics(a.registry), Logger: logger,
 	}); err != nil {
 		return nil, err
 	}
@@ -210,7 +211,7 @@ func (a *agent) podsChanged(uid string) {
 
 // announceReady waits until the node's pods are known: those of the source, and
 // those that an earlier agent has left, looked at. Then proxies may be told of
-// them, and the runtime may be told that we are here.
+// them, the runtime that we are here, and the API what has become of them, from then on.
 func (a *agent) announceReady(ctx context.Context, dir *runDir) error {
 	for _, known := range []<-chan struct{}{a.synced, a.reconciler.Adopted()} {
 		select {
@@ -222,7 +223,10 @@ func (a *agent) announceReady(ctx context.Context, dir *runDir) error {
 	a.reconciler.Seek(ctx)
 	a.proxies.Open()
 	dir.announceReady()
-	return nil
+	if a.writer == nil {
+		return nil
+	}
+	return a.writer.Run(ctx)
 }
 
 // ready says why the agent is not ready, or nil. It does not wait for a proxy:
@@ -257,7 +261,7 @@ func (a *agent) proxyPIDs() []int {
 func (a *agent) node() status.Node {
 	node := status.Node{
 		Version: version, Started: a.started, Source: a.source, Synced: a.pods.Synced(),
-		Proxies: []status.Proxy{}, Problems: a.pods.Problems(),
+		Proxies: []status.Proxy{}, Problems: a.problems(),
 	}
 	for _, s := range a.proxies.Sessions() {
 		node.Proxies = append(node.Proxies, status.Proxy{

@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
 	"github.com/fairlead-mesh/fairlead/nodeagent/kube"
 	"github.com/fairlead-mesh/fairlead/nodeagent/manifests"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
 // A source is where the agent knows the node's pods from.
@@ -37,11 +38,34 @@ func (a *agent) openKubernetes() error {
 	node := cmp.Or(a.config.NodeName, os.Getenv("NODE_NAME"))
 	a.source = "the Kubernetes API, as node " + node
 	a.kube, err = kube.NewSource(kube.SourceConfig{Client: client, Node: node, Changed: a.podsChanged, Logger: a.logger})
+	if err != nil {
+		return err
+	}
 	a.pods = a.kube
+	a.writer, err = kube.NewWriter(kube.WriterConfig{
+		Source: a.kube, Report: func() []status.Pod { return a.reconciler.Report() }, Logger: a.logger,
+	})
 	return err
 }
 
-// kubePods is a Reconciler whose ADDs do not rest on the watch alone.
+// podReported is called by the reconciler.
+func (a *agent) podReported(p status.Pod) {
+	if a.writer != nil {
+		a.writer.Reported(p)
+	}
+}
+
+// problems are those of where pods are known from.
+func (a *agent) problems() []string {
+	problems := a.pods.Problems()
+	if a.writer != nil {
+		problems = append(problems, a.writer.Problems()...)
+	}
+	return problems
+}
+
+// kubePods is a Reconciler whose ADDs do not rest on the watch alone, and whose reports
+// hold what the API shows.
 type kubePods struct {
 	*enroll.Reconciler
 	source  *kube.Source
@@ -63,4 +87,15 @@ func (k kubePods) Add(ctx context.Context, a agentapi.Attachment) error {
 		}
 	}).Stop()
 	return k.Reconciler.Add(ctx, a)
+}
+
+// Report says what the API shows of each pod, too.
+func (k kubePods) Report() []status.Pod {
+	pods := k.Reconciler.Report()
+	for i, p := range pods {
+		if annotation, known := k.source.Shown(p.Namespace, p.Name, p.UID); known {
+			pods[i].Annotation = cmp.Or(annotation, "none")
+		}
+	}
+	return pods
 }

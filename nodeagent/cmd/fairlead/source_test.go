@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -28,16 +29,19 @@ func kubeconfig(t *testing.T, server string) string {
 	return file
 }
 
-// An apiServer has one labelled pod, and its watches say nothing. While it is silent its
-// lists do not tell of the pod.
+// An apiServer has a labelled pod and one that opts out, and its watches say nothing. While it is silent its
+// lists do not tell of them.
 type apiServer struct {
-	silent atomic.Bool
-	gets   atomic.Int32
+	silent  atomic.Bool
+	gets    atomic.Int32
+	patched atomic.Value
 }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	pod := `{"metadata":{"namespace":"shop","name":"web","uid":"u1","resourceVersion":"9"},"spec":{"nodeName":"node1"}}`
+	plain := `{"metadata":{"namespace":"shop","name":"plain","uid":"u2","resourceVersion":"9","labels":{"istio.io/dataplane-mode":"none"},` +
+		`"annotations":{"ambient.istio.io/redirection":"enabled"}},"spec":{"nodeName":"node1"}}`
 	switch query := r.URL.Query(); {
 	case query.Get("sendInitialEvents") != "":
 		w.WriteHeader(http.StatusBadRequest)
@@ -45,7 +49,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	case r.URL.Path == "/api/v1/pods" && !s.silent.Load() && query.Get("fieldSelector") == "spec.nodeName=node1":
-		fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"10"},"items":[%s]}`, pod)
+		fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"10"},"items":[%s,%s]}`, pod, plain)
 	case r.URL.Path == "/api/v1/pods":
 		fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"8"},"items":[]}`)
 	case r.URL.Path == "/api/v1/namespaces":
@@ -54,6 +58,10 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/api/v1/namespaces/shop/pods/web":
 		s.gets.Add(1)
 		fmt.Fprint(w, `{"kind":"Pod","apiVersion":"v1",`+strings.TrimPrefix(pod, "{"))
+	case r.Method == http.MethodPatch:
+		body, _ := io.ReadAll(r.Body)
+		s.patched.Store(r.URL.Path + " " + string(body))
+		w.WriteHeader(http.StatusNotFound)
 	default:
 		w.WriteHeader(http.StatusNotFound)
 	}
@@ -73,7 +81,7 @@ func inCluster(t *testing.T) (*apiServer, config.Config, string) {
 }
 
 func TestAgentAsksKubernetes(t *testing.T) {
-	_, c, file := inCluster(t)
+	api, c, file := inCluster(t)
 	start(t, file, "")
 	netlab.Eventually(t, func() error {
 		out, err := run(t.Context(), "status", "-o", "json", "--run-dir", c.RunDir)
@@ -81,10 +89,18 @@ func TestAgentAsksKubernetes(t *testing.T) {
 		if err == nil {
 			err = json.Unmarshal([]byte(out), &r)
 		}
-		if err == nil && (!r.Node.Synced || r.Node.Source != "the Kubernetes API, as node node1" || len(r.Pods) != 1 || r.Pods[0].UID != "u1" || !r.Pods[0].Intent.Capture) {
+		if err == nil && (!r.Node.Synced || r.Node.Source != "the Kubernetes API, as node node1" || len(r.Pods) != 2 || r.Pods[1].UID != "u1" || !r.Pods[1].Intent.Capture || r.Pods[1].Annotation != "none") {
 			err = fmt.Errorf("status: %s", out)
 		}
 		return err
+	})
+	// What the API shows of the other one is not so.
+	netlab.Eventually(t, func() error {
+		want := `/api/v1/namespaces/shop/pods/plain/status {"metadata":{"uid":"u2","annotations":{"ambient.istio.io/redirection":null}}}`
+		if got := api.patched.Load(); got != want {
+			return fmt.Errorf("patched %s", got)
+		}
+		return nil
 	})
 }
 
