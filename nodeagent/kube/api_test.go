@@ -1,7 +1,9 @@
 package kube
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -23,6 +25,7 @@ type api struct {
 	version    int
 	oldest     int // what is older than this has expired
 	streaming  bool
+	anyCache   bool // somebody has asked for a list that may be old
 	pods       map[name]*corev1.Pod
 	namespaces map[string]*metav1.PartialObjectMetadata
 	events     map[string]*eventsv1.Event
@@ -150,13 +153,31 @@ func failure(code int, reason metav1.StatusReason, message string, fields ...str
 	}
 }
 
-// requests returns what was asked since it was last called, but for watches and lists.
+// requests returns what was asked since it was last called, but for watches, lists and
+// events.
 func (a *api) requests() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	text := strings.Join(a.log, "\n")
+	lines := slices.DeleteFunc(a.log, func(l string) bool { return strings.Contains(l, "/events.k8s.io/") })
 	a.log = nil
-	return text
+	return strings.Join(lines, "\n")
+}
+
+// recorded returns the events there are, in the order of their coming.
+func (a *api) recorded() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var lines []string
+	for _, e := range slices.SortedFunc(maps.Values(a.events), func(a, b *eventsv1.Event) int {
+		return cmp.Or(a.EventTime.Compare(b.EventTime.Time), cmp.Compare(a.Name, b.Name))
+	}) {
+		line := fmt.Sprintf("%s %s %s: %s", e.Type, e.Regarding.Name, e.Reason, e.Note)
+		if e.Series != nil {
+			line += fmt.Sprintf(" (%d times)", e.Series.Count)
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
 }
 
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -225,6 +246,11 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	l := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, ListMeta: list}
+	if r.URL.Query().Get("resourceVersion") == "0" { // any server's cache will do, and this one's is old
+		a.anyCache, l.ResourceVersion = true, "1"
+		answer(w, http.StatusOK, l)
+		return
+	}
 	for _, p := range a.pods {
 		if r.URL.Query().Get("fieldSelector") == "spec.nodeName="+p.Spec.NodeName {
 			l.Items = append(l.Items, *p)

@@ -17,6 +17,10 @@
 //
 // Neither is ever read as proof of anything.
 //
+// People are told by events on the pod when it bypasses, is blocked, unsupported or long
+// on its way, when its start failed, when older connections go past the proxy, and when
+// its rules had to be repaired; the event's reason is the one in status.
+//
 // # What it needs of the API
 //
 // All of it for the agent's service account, cluster-wide:
@@ -24,6 +28,7 @@
 //	pods          get, list, watch
 //	pods/status   patch
 //	namespaces    get, list, watch (as metadata only)
+//	events        create, patch (of the group events.k8s.io)
 //
 // # Failures it survives
 //
@@ -44,5 +49,7 @@
 //   - Somebody else's hand on the annotation or the condition: corrected.
 //   - A proxy that is replaced, a state that changes back and forth, a message that
 //     changes all the time: hardly seen by the API, and by the mesh not at all.
+//   - A flood of events: of one pod's and of the node's so many are sent; what is the same
+//     is counted; the rest is dropped, and nobody waits for it.
 //   - Thousands of pods in the cluster, objects full of what is not ours: neither is kept.
 package kube

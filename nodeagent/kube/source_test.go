@@ -45,6 +45,9 @@ func TestSourceFollowsTheAPI(t *testing.T) {
 				c.api.deletePod("shop", "web")
 				c.wantTold("uid-web")
 				c.wantView("synced true", "shop/db uid-db map[] in map[istio.io/dataplane-mode:ambient]")
+				if c.api.anyCache {
+					t.Error("a list that may be old was asked for")
+				}
 				if lines := c.logged.Lines("level"); len(lines) > 0 || len(c.source.Problems()) > 0 {
 					t.Errorf("nothing is wrong, yet: %q, %q", lines, c.source.Problems())
 				}

@@ -32,6 +32,7 @@ type WriterConfig struct {
 // control plane reads, and our condition.
 type Writer struct {
 	config WriterConfig
+	events *recorder
 	queue  workqueue.TypedDelayingInterface[string] // of the UIDs that the runtime knows
 
 	mu      sync.Mutex
@@ -48,6 +49,8 @@ type fact struct {
 	refused  string // the version of the object at which the API had no such pod any more
 	failures int    // of writes, in a row
 	retryAt  time.Time
+	told     string // the state that people were told of last
+	repaired int    // how many repairs they know of
 }
 
 // failed is why a pod's write did not succeed.
@@ -63,7 +66,8 @@ func NewWriter(c WriterConfig) (*Writer, error) {
 	}
 	w := &Writer{
 		config: c, facts: map[string]*fact{}, failing: map[string]failed{},
-		queue: workqueue.NewTypedDelayingQueue[string](),
+		queue:  workqueue.NewTypedDelayingQueue[string](),
+		events: newRecorder(c.Source.config.Client, c.Source.config.Node, c.Logger),
 	}
 	c.Source.noticed = func(p *pod) { w.queue.Add(p.RuntimeUID()) }
 	return w, nil
@@ -89,6 +93,7 @@ func (w *Writer) Run(ctx context.Context) error {
 	for range writers {
 		running.Go(func() { w.work(ctx) })
 	}
+	running.Go(func() { w.events.run(ctx) })
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -105,7 +110,11 @@ func (w *Writer) Run(ctx context.Context) error {
 
 // look takes in all reports, and gives every pod its turn.
 func (w *Writer) look() {
-	known := map[string]bool{}
+	known, objects := map[string]bool{}, map[string]bool{}
+	for _, p := range w.config.Source.Pods() {
+		objects[p.UID] = true
+	}
+	w.events.forget(func(uid string) bool { return objects[uid] })
 	for _, p := range w.config.Report() {
 		if p.UID != "" {
 			known[p.UID] = true
@@ -133,7 +142,7 @@ func (w *Writer) take(p status.Pod) (news bool) {
 	defer w.mu.Unlock()
 	f := w.facts[p.UID]
 	if f == nil {
-		f = &fact{}
+		f = &fact{repaired: p.Rules.Repaired}
 		w.facts[p.UID] = f
 	}
 	was := f.pod
@@ -141,7 +150,7 @@ func (w *Writer) take(p status.Pod) (news bool) {
 	since(&f.since, astray(p))
 	since(&f.unserved, astray(p) && !p.Listeners.Ready())
 	return was.State != p.State || was.Reason != p.Reason || was.Message != p.Message ||
-		was.Listeners != p.Listeners || was.Rules.State != p.Rules.State
+		was.Listeners != p.Listeners || was.Rules.State != p.Rules.State || was.Rules.Repaired != p.Rules.Repaired
 }
 
 // since sets when to now if what it is about begins, and to zero if it is over.
@@ -182,7 +191,9 @@ func (w *Writer) turn(ctx context.Context, uid string) {
 		w.settle(uid, "", nil)
 		return
 	}
+	said := w.tell(uid, p, now)
 	want, again := desire(p, now, time.Now())
+	again = sooner(again, said)
 	switch {
 	case want.same(p.stands):
 		w.settle(uid, "", nil)
@@ -192,11 +203,29 @@ func (w *Writer) turn(ctx context.Context, uid string) {
 	case time.Since(now.wrote) < want.rest(p.stands):
 		again = sooner(again, want.rest(p.stands)-time.Since(now.wrote))
 	default:
-		again = sooner(again, w.settle(uid, p.version, w.write(ctx, p, want)))
+		err := w.write(ctx, p, want)
+		if ctx.Err() != nil {
+			return // the agent ends; the next one sees what the API shows
+		}
+		again = sooner(again, w.settle(uid, p.version, err))
 	}
 	if again > 0 {
 		w.queue.AddAfter(uid, again)
 	}
+}
+
+// tell has people told of a pod's state, and says when to ask again.
+func (w *Writer) tell(uid string, p *pod, now fact) (again time.Duration) {
+	all, told, again := remarks(p, now, time.Now())
+	for _, r := range all {
+		w.events.record(p, r)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if f := w.facts[uid]; f != nil {
+		f.told, f.repaired = told, now.pod.Rules.Repaired
+	}
+	return again
 }
 
 // write patches the pod's status. The UID in it keeps a pod that has the name by now from

@@ -63,7 +63,7 @@ type Pod struct {
 	Listeners      Listeners      `json:"listeners"`
 	Proxies        []Ack          `json:"proxies"`
 	OldConnections OldConnections `json:"oldConnections"`
-	Annotation     string         `json:"annotation"` // as last written, or Unknown
+	Annotation     string         `json:"annotation"` // what the API shows: its value, none, or Unknown
 
 	State   State     `json:"state"`
 	Reason  Reason    `json:"reason"`

@@ -1,0 +1,70 @@
+package kube
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+const (
+	// longPending is how long a pod whose sandbox is there may be on its way into the
+	// mesh before people are told.
+	longPending = 10 * time.Second
+
+	// rulesRepaired is the reason of the one remark that is not about a pod's state.
+	rulesRepaired = "RulesRepaired"
+)
+
+// remarks returns what people should be told of a pod now, which of its states they know
+// of then, and when to ask again.
+func remarks(p *pod, f fact, now time.Time) (all []remark, told string, again time.Duration) {
+	if f.pod.Rules.Repaired > f.repaired {
+		all = append(all, remark{corev1.EventTypeNormal, rulesRepaired,
+			note("what redirects the pod's traffic had been changed by somebody, and was put right (%d times so far)", f.pod.Rules.Repaired)})
+	}
+	delay, worth := worthTelling(p, f.pod)
+	if !worth {
+		return all, "", 0
+	}
+	told = fmt.Sprint(f.pod.State, f.pod.Reason)
+	if f.pod.State == status.Pending && !f.pod.Netns.Known {
+		told += fmt.Sprint(f.pod.Since) // each start that failed is one more
+	}
+	if told == f.told {
+		return all, told, 0
+	}
+	if left := delay - now.Sub(f.pod.Since); left > 0 {
+		return all, f.told, left
+	}
+	text := note("%s: %s", f.pod.State, f.pod.Message)
+	if f.pod.Remedy != "" {
+		text = note("%s; remedy: %s", text, f.pod.Remedy)
+	}
+	return append(all, remark{corev1.EventTypeWarning, string(f.pod.Reason), text}), told, 0
+}
+
+// worthTelling says whether people should be told of a pod's state, once it has lasted.
+func worthTelling(p *pod, now status.Pod) (delay time.Duration, worth bool) {
+	switch now.State {
+	case status.Bypassing, status.Blocked:
+		return alarm, true
+	case status.Unsupported:
+		return 0, true
+	case status.Captured:
+		return alarm, now.Reason == status.ReasonOldConnections
+	case status.Pending:
+		switch {
+		case now.Reason == status.Capturing, p.deleting:
+			return 0, false
+		case now.Reason == status.NetnsUnknown && p.Phase == string(corev1.PodPending):
+			return 0, false // its sandbox is still to come
+		case now.Netns.Known:
+			return longPending, true
+		}
+		return alarm, true
+	}
+	return 0, false
+}
