@@ -144,5 +144,4 @@ const oneDoor = "one door into a namespace: a thread that comes back in the wron
 var later = []string{
 	"./cni/install",
 	"./iptables/xtables",
-	"./nodeagent/hostnet",
 }

@@ -96,7 +96,7 @@ func TestAgentAnswersStatus(t *testing.T) {
 		}
 		return err
 	})
-	for _, want := range []string{"shop", "web", "Pending", "NetworkNamespaceUnknown", "none connected", "remedy: restart the pod"} {
+	for _, want := range []string{"shop", "web", "Pending", "NetworkNamespaceUnknown", "none connected", "remedy: if the pod runs, restart it"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("status does not show %q:\n%s", want, out)
 		}
