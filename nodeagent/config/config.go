@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/bits"
 	"net"
 	"net/netip"
 	"os"
@@ -33,6 +34,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/hostnet"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/strictyaml"
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
@@ -85,6 +87,14 @@ type Config struct {
 	Installed metav1.Time `json:"installed,omitzero"`
 	// ProbeAddresses are the kubelet's source addresses as captured pods see them.
 	ProbeAddresses ProbeAddresses `json:"probeAddresses"`
+	// Probes says how the kubelet's health probes get these addresses: snat, by rules in
+	// the host's network namespace; hostIP, the host has them; off, not at all.
+	Probes hostnet.Probes `json:"probes"`
+	// ProbeMark is the bit of the host's connection marks that snat uses: one that nothing
+	// else on the host does.
+	ProbeMark uint32 `json:"probeMark"`
+	// KubeletProcesses are the names of processes that may be the kubelet.
+	KubeletProcesses []string `json:"kubeletProcesses"`
 
 	// Waits bound what a CNI ADD waits for.
 	Waits Waits `json:"waits"`
@@ -144,11 +154,12 @@ func Default() Config {
 
 		DNSCapture:     true,
 		ProbeAddresses: ProbeAddresses{IPv4: ruleset.DefaultProbeIPv4, IPv6: ruleset.DefaultProbeIPv6},
-		Waits:          Waits{Pod: seconds(5), Proxy: seconds(5), Ack: seconds(5)},
-		AckTimeout:     seconds(10),
-		ReleaseGrace:   seconds(5),
-		DrainTimeout:   seconds(30),
-		SweepInterval:  seconds(10),
+		Probes:         hostnet.SNAT, ProbeMark: hostnet.DefaultMark, KubeletProcesses: hostnet.DefaultNames(),
+		Waits:         Waits{Pod: seconds(5), Proxy: seconds(5), Ack: seconds(5)},
+		AckTimeout:    seconds(10),
+		ReleaseGrace:  seconds(5),
+		DrainTimeout:  seconds(30),
+		SweepInterval: seconds(10),
 	}
 }
 
@@ -239,6 +250,7 @@ func (c Config) Validate() error {
 		optional("kubeconfig", c.Kubeconfig),
 		family("probeAddresses.ipv4", c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv4.Is4(), "IPv4"),
 		family("probeAddresses.ipv6", c.ProbeAddresses.IPv6, c.ProbeAddresses.IPv6.Is6() && !c.ProbeAddresses.IPv6.Is4In6(), "IPv6"),
+		c.probes(),
 		wait("waits.pod", c.Waits.Pod, 0),
 		wait("waits.proxy", c.Waits.Proxy, 0),
 		wait("waits.ack", c.Waits.Ack, time.Millisecond),
@@ -253,6 +265,28 @@ func (c Config) Validate() error {
 		if _, _, err := net.SplitHostPort(c.HTTPAddress); err != nil {
 			errs = append(errs, fmt.Errorf("httpAddress: %q is not host:port or :port", c.HTTPAddress))
 		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) probes() error {
+	var errs []error
+	switch c.Probes {
+	case hostnet.SNAT, hostnet.HostIP, hostnet.Off:
+	default:
+		errs = append(errs, fmt.Errorf("probes: %q is neither %s, %s nor %s", c.Probes, hostnet.SNAT, hostnet.HostIP, hostnet.Off))
+	}
+	if bits.OnesCount32(c.ProbeMark) != 1 {
+		errs = append(errs, fmt.Errorf("probeMark: %#x is not one bit, as %#x", c.ProbeMark, hostnet.DefaultMark))
+	}
+	const mostName = 15 // of a process
+	for i, name := range c.KubeletProcesses {
+		if name == "" || len(name) > mostName {
+			errs = append(errs, fmt.Errorf("kubeletProcesses[%d]: %q is no process's name as /proc/PID/comm has it, 1 to %d bytes", i, name, mostName))
+		}
+	}
+	if len(c.KubeletProcesses) == 0 {
+		errs = append(errs, errors.New("kubeletProcesses: the list is empty; leave the field out for the default"))
 	}
 	return errors.Join(errs...)
 }

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
+	"github.com/fairlead-mesh/fairlead/nodeagent/hostnet"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 )
 
@@ -81,6 +82,9 @@ excludeNamespaces: []
 enablementSelectors:
 - namespaceSelector: {matchLabels: {mesh: "on"}}
 waits: {proxy: 250ms}
+probes: hostIP
+probeMark: 0x80000
+kubeletProcesses: [hyperkube]
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -90,6 +94,9 @@ waits: {proxy: 250ms}
 	}
 	if got.CNICache != "/var/lib/other/results" || !got.Installed.Time.Equal(time.Date(2026, 1, 2, 14, 4, 5, 0, time.UTC)) {
 		t.Errorf("cniCache %q, installed %s", got.CNICache, got.Installed)
+	}
+	if got.Probes != hostnet.HostIP || got.ProbeMark != 1<<19 || strings.Join(got.KubeletProcesses, " ") != "hyperkube" {
+		t.Errorf("probes %q, mark %#x, kubelet %q", got.Probes, got.ProbeMark, got.KubeletProcesses)
 	}
 	if got.Waits.Proxy.Duration != 250*time.Millisecond || got.Waits.Pod.Duration != 5*time.Second {
 		t.Errorf("waits %+v: the one that is named changes, the others keep their default", got.Waits)
@@ -150,6 +157,10 @@ func TestRefusals(t *testing.T) {
 		"no address":          {head + "probeAddresses: {ipv4: localhost}\n", `probeAddresses.ipv4: "localhost" is not an IP address`},
 		"empty address":       {head + "probeAddresses: {ipv6: ''}\n", `probeAddresses.ipv6: "" is not an IPv6 address`},
 		"wrong family":        {head + "probeAddresses: {ipv4: 'fd16::1'}\n", `probeAddresses.ipv4: "fd16::1" is not an IPv4 address`},
+		"probes":              {head + "probes: nat\n", `probes: "nat" is neither snat, hostIP nor off`},
+		"probe mark":          {head + "probeMark: 0x3000\n", "probeMark: 0x3000 is not one bit, as 0x1000"},
+		"no kubelet":          {head + "kubeletProcesses: []\n", "kubeletProcesses: the list is empty"},
+		"kubelet's name":      {head + "kubeletProcesses: [kubelet, /usr/local/bin/kubelet]\n", `kubeletProcesses[1]: "/usr/local/bin/kubelet" is no process's name`},
 		"http address":        {head + "httpAddress: localhost\n", `httpAddress: "localhost" is not host:port or :port`},
 		"operator": {
 			head + "enablementSelectors: [{podSelector: {matchExpressions: [{key: a, operator: Is}]}}]\n",
