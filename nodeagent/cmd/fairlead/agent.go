@@ -85,6 +85,7 @@ type agent struct {
 
 	registry   *prometheus.Registry
 	pods       source
+	unread     func() []string // what the source cannot read; nil: it reads all or nothing
 	kube       *kube.Source // pods, if that is what they are
 	writer     *kube.Writer // nil without kube
 	proxies    *proxylink.Server
@@ -142,7 +143,7 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	}
 	opener := enroll.Opener{Finder: finder, Watcher: a.watcher, Processes: sockets.NewProcesses("/proc"), Exempt: []netip.Addr{c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv6}}
 	if a.reconciler, err = enroll.New(enroll.Config{
-		Policy: policy, Source: a.pods, Unread: a.pods.Unread, Proxies: a.proxies, Records: enroll.RecordDir(c.File("pods")),
+		Policy: policy, Source: a.pods, Unread: a.unread, Proxies: a.proxies, Records: enroll.RecordDir(c.File("pods")),
 		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: opener.Open,
 		Installed: c.Installed.Time,
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,

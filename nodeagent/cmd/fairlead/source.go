@@ -23,10 +23,14 @@ type source interface {
 }
 
 // openManifests has a directory's manifests say what the node's pods are.
-func (a *agent) openManifests(dir string) (err error) {
+func (a *agent) openManifests(dir string) error {
 	a.source = "the manifests in " + dir
-	a.pods, err = manifests.New(manifests.Config{Path: dir, Poll: pollInterval, Changed: func() { a.podsChanged("") }, Logger: a.logger})
-	return err
+	pods, err := manifests.New(manifests.Config{Path: dir, Poll: pollInterval, Changed: func() { a.podsChanged("") }, Logger: a.logger})
+	if err != nil {
+		return err
+	}
+	a.pods, a.unread = pods, pods.Unread
+	return nil
 }
 
 // openKubernetes has the Kubernetes API say what the node's pods are.
