@@ -12,7 +12,7 @@ import (
 // held after a few, and so does the kernel.
 func TestChurn(t *testing.T) {
 	netlab.Kernel(t)
-	few, many := 20, 100
+	few, many := 20, 60
 	if numberFrom(t, sequencesEnv, fewSequences) >= allSequences {
 		few, many = 100, 1000
 	}

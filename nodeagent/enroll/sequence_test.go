@@ -30,7 +30,7 @@ const (
 )
 
 const (
-	fewSequences = 30
+	fewSequences = 20
 	allSequences = 300 // so many have to reach every cell of the matrix
 	steps        = 30
 	// parts run at the same time, each in a process of its own, whose files and
