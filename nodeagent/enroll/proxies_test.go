@@ -90,17 +90,17 @@ type slowProxy struct {
 
 func (p *slowProxy) Verdict(uid string) proxylink.Verdict {
 	v := p.world.Verdict(uid)
-	p.world.mu.Lock()
-	defer p.world.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	v.Before = p.before
 	return v
 }
 
 func (p *slowProxy) owes(since time.Time) {
-	p.world.mu.Lock()
+	p.mu.Lock()
 	p.before = proxylink.Unanswered{PID: 7, Since: since}
-	p.world.mu.Unlock()
-	p.world.r.Wake("")
+	p.mu.Unlock()
+	p.r.Wake("")
 	synctest.Wait()
 }
 
