@@ -97,7 +97,7 @@ func TestEventBytes(t *testing.T) {
 			`POST /apis/events.k8s.io/v1/namespaces/shop/events {"kind":"Event","apiVersion":"events.k8s.io/v1","metadata":{"name":"web.d234ccf8dddca00","namespace":"shop"},` +
 				`"eventTime":"2000-01-01T00:00:01.000000Z","reportingController":"fairlead.io/agent","reportingInstance":"node1","action":"Capture","reason":"RulesFought",` +
 				`"regarding":{"kind":"Pod","namespace":"shop","name":"web","uid":"uid-web","apiVersion":"v1"},` +
-				`"note":"Bypassing: so it is; remedy: end what changes the rules in the pod (what is named may be short-lived: look for what starts it), or take NET_ADMIN from it","type":"Warning",` +
+				`"note":"Bypassing: so it is; remedy: ` + status.RulesFought.Remedy() + `","type":"Warning",` +
 				`"deprecatedSource":{},"deprecatedFirstTimestamp":null,"deprecatedLastTimestamp":null}`,
 			`PATCH /apis/events.k8s.io/v1/namespaces/shop/events/web.d234ccf8dddca00 {"series":{"count":2,"lastObservedTime":"2000-01-01T00:00:05.000000Z"}}`,
 		}
