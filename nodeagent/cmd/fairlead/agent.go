@@ -86,8 +86,8 @@ type agent struct {
 	registry   *prometheus.Registry
 	pods       source
 	unread     func() []string // what the source cannot read; nil: it reads all or nothing
-	kube       *kube.Source // pods, if that is what they are
-	writer     *kube.Writer // nil without kube
+	kube       *kube.Source    // pods, if that is what they are
+	writer     *kube.Writer    // nil without kube
 	proxies    *proxylink.Server
 	watcher    *watch.Watcher
 	reconciler *enroll.Reconciler
