@@ -1,6 +1,8 @@
 package netlab
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,30 +14,37 @@ import (
 // error if it has not after 10 seconds.
 func Eventually(t testing.TB, check func() error) {
 	t.Helper()
+	if err := eventually(10*time.Second, check); err != nil {
+		t.Fatalf("still not after 10 s: %v", err)
+	}
+}
+
+func eventually(patience time.Duration, check func() error) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(10 * time.Second); ; <-tick.C {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("still not after 10 s: %v", err)
+	for deadline := time.Now().Add(patience); ; <-tick.C {
+		if err := check(); err == nil || time.Now().After(deadline) {
+			return err
 		}
 	}
 }
 
-// CheckLeaks fails the test if at its end the process holds files, sockets or
-// namespaces that it did not hold when CheckLeaks was called. Call it before
-// anything that cleans up after itself.
+// CheckLeaks fails the test if after its end the process goes on holding files,
+// sockets or namespaces that it did not hold when CheckLeaks was called. Call it before
+// anything that cleans up after itself. A goroutine may be about to close its own.
 func CheckLeaks(t testing.TB) {
 	t.Helper()
 	before := openFiles(t)
 	t.Cleanup(func() {
-		for target, count := range openFiles(t) {
-			if more := count - before[target]; more > 0 {
-				t.Errorf("left open: %s (%d more than before)", target, more)
+		if err := eventually(time.Second, func() (err error) {
+			for target, count := range openFiles(t) {
+				if more := count - before[target]; more > 0 {
+					err = errors.Join(err, fmt.Errorf("left open: %s (%d more than before)", target, more))
+				}
 			}
+			return err
+		}); err != nil {
+			t.Errorf("%v", err)
 		}
 	})
 }

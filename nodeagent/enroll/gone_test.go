@@ -14,6 +14,21 @@ func TestObjectGone(t *testing.T) {
 	})
 }
 
+// A pod that has not started yet says which file is to be mended.
+func TestManifestThatMayHoldAPodsNamespace(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.breaks("dep.yaml")
+		w.wantState("web Pending ManifestBroken")
+		got := w.r.Report()[0]
+		if want := "what the pod's namespace asks for is not known while dep.yaml cannot be read"; got.Message != want || got.Remedy != got.Reason.Remedy() {
+			t.Errorf("message %q, remedy %q", got.Message, got.Remedy)
+		}
+		w.breaks()
+		w.wantState("web Pending NetworkNamespaceUnknown")
+	})
+}
+
 // A manifest that cannot be read says nothing of pods that were decided on.
 func TestManifestThatCannotBeRead(t *testing.T) {
 	captured(t, func(w *world, _ *space) {
