@@ -36,6 +36,12 @@ var bans = []ban{
 			"holds no token and knows no API; only the agent decides",
 	},
 	{
+		subjects: []string{"./cni/install"},
+		targets:  append([]string{"./nodeagent/...", "./cni/plugin/..."}, kubernetes...),
+		reason: "it puts files onto a node, whoever asks for it: the agent now, a command later; what it knows of the plugin " +
+			"is a binary and an entry in a list",
+	},
+	{
 		subjects: []string{"./iptables/...", "./ztunnelproto/..."},
 		targets:  kubernetes,
 		reason:   "redirection and the proxy's protocol have nothing to do with Kubernetes, and serve people without it",
@@ -142,6 +148,5 @@ const oneDoor = "one door into a namespace: a thread that comes back in the wron
 // later lists the packages that bans or places name and that are still to come. An
 // entry goes when its package arrives.
 var later = []string{
-	"./cni/install",
 	"./iptables/xtables",
 }

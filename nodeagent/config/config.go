@@ -96,6 +96,9 @@ type Config struct {
 	// KubeletProcesses are the names of processes that may be the kubelet.
 	KubeletProcesses []string `json:"kubeletProcesses"`
 
+	// Install has the agent install the CNI plugin on its node; left out, it does not.
+	Install *Install `json:"install,omitempty"`
+
 	// Waits bound what a CNI ADD waits for.
 	Waits Waits `json:"waits"`
 	// AckTimeout closes the connection of a proxy that does not answer.
@@ -190,6 +193,9 @@ func Parse(text []byte) (Config, error) {
 	}
 	c := Default()
 	problems := doc.Decode(&c)
+	if c.Install != nil {
+		c.Install.complete(c)
+	}
 	if err := c.Validate(); err != nil {
 		problems = append(problems, err)
 	}
@@ -248,6 +254,7 @@ func (c Config) Validate() error {
 		socket("proxySocket", c.ProxySocket, c.ProxySocket),
 		absolute("cniCache", c.CNICache),
 		optional("kubeconfig", c.Kubeconfig),
+		c.Install.validate(),
 		family("probeAddresses.ipv4", c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv4.Is4(), "IPv4"),
 		family("probeAddresses.ipv6", c.ProbeAddresses.IPv6, c.ProbeAddresses.IPv6.Is6() && !c.ProbeAddresses.IPv6.Is4In6(), "IPv6"),
 		c.probes(),

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fairlead-mesh/fairlead/cni/install"
 	"github.com/fairlead-mesh/fairlead/iptables/watch"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
@@ -94,6 +95,8 @@ type agent struct {
 	synced     chan struct{} // closed when the source knows the node's pods
 	syncedOnce sync.Once
 	plugins    *pluginserver.Server
+	installer  *install.Installer // nil: the plugin is somebody else's to install
+	announced  chan struct{}      // closed when the runtime has been told that we are here
 }
 
 const (
@@ -109,8 +112,11 @@ const (
 )
 
 func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, error) {
-	a := &agent{config: c, started: time.Now(), logger: logger, registry: prometheus.NewRegistry(), synced: make(chan struct{})}
+	a := &agent{config: c, started: time.Now(), logger: logger, registry: prometheus.NewRegistry(), synced: make(chan struct{}), announced: make(chan struct{})}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if err := a.newInstaller(c.Install); err != nil {
+		return nil, err
+	}
 	policy, err := c.Policy()
 	if err != nil {
 		return nil, err
@@ -188,6 +194,7 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { return a.plugins.Run(ctx, dir.listener) })
 	group.Go(func() error { return dir.run(ctx) })
 	group.Go(func() error { return a.announceReady(ctx, dir) })
+	group.Go(func() error { return a.keepInstalled(ctx) })
 	if health != nil {
 		group.Go(func() error {
 			return metrics.Run(ctx, health, metrics.Config{
@@ -224,6 +231,7 @@ func (a *agent) announceReady(ctx context.Context, dir *runDir) error {
 	a.reconciler.Seek(ctx)
 	a.proxies.Open()
 	dir.announceReady()
+	close(a.announced)
 	if a.writer == nil {
 		return nil
 	}
@@ -246,7 +254,7 @@ func (a *agent) ready() error {
 			return errors.New(step.not)
 		}
 	}
-	return nil
+	return a.installed()
 }
 
 // proxyPIDs are the processes whose network namespaces are no pod's.
@@ -263,6 +271,9 @@ func (a *agent) node() status.Node {
 	node := status.Node{
 		Version: version, Started: a.started, Source: a.source, Synced: a.pods.Synced(),
 		Proxies: []status.Proxy{}, Problems: a.problems(),
+	}
+	if err := a.installed(); err != nil {
+		node.Problems = append(node.Problems, err.Error())
 	}
 	for _, s := range a.proxies.Sessions() {
 		node.Proxies = append(node.Proxies, status.Proxy{

@@ -1,0 +1,117 @@
+package install
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+const (
+	listMode   = 0o600
+	binaryMode = 0o755
+)
+
+// tempName is what a file is called until it is whole. Runtimes pass over a name that
+// does not end as a configuration's does, and notice only a rename from a name in the
+// same directory. It is always the same one, so that what a killed process leaves is
+// found again.
+func tempName(name string) string { return "." + name + ".tmp" }
+
+// replace puts a file there whole, or leaves what is there.
+func replace(dir, name string, mode fs.FileMode, content io.Reader) (err error) {
+	temp := filepath.Join(dir, tempName(name))
+	_ = os.Remove(temp) // what a killed process has left; if it stays, the next line fails
+	file, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(temp) // on a full disk it is in the way; else the next try removes it
+		}
+	}()
+	_, err = io.Copy(file, content)
+	if err == nil {
+		err = file.Chmod(mode) // whatever the umask
+	}
+	if err == nil {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, filepath.Join(dir, name)); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// syncDir makes a rename last.
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// holds says whether a file has the content, and the mode, that our list has to have.
+func holds(path string, content []byte) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != listMode || info.Size() != int64(len(content)) {
+		return false
+	}
+	have, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(have, content)
+}
+
+// installFile copies a program into a directory, unless it is there already.
+func installFile(source, dir, name string) (wrote bool, err error) {
+	from, err := os.Open(source)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = from.Close() }() // it was only read
+	same, err := sameProgram(from, filepath.Join(dir, name))
+	if same || err != nil {
+		return false, err
+	}
+	if _, err := from.Seek(0, io.SeekStart); err != nil {
+		return false, err
+	}
+	return true, replace(dir, name, binaryMode, from)
+}
+
+// sameProgram says whether a path holds a program of the same bytes. Its error is the
+// source's; whatever is wrong with the path is put right by writing it.
+func sameProgram(source *os.File, path string) (bool, error) {
+	want, err := source.Stat()
+	if err != nil {
+		return false, err
+	}
+	have, err := os.Lstat(path)
+	if err != nil || have.Mode() != binaryMode || have.Size() != want.Size() {
+		return false, nil
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return false, nil
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
+	for {
+		n, err := io.ReadFull(source, a)
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return false, err
+		}
+		if m, _ := io.ReadFull(file, b[:n]); m != n || !bytes.Equal(a[:n], b[:n]) {
+			return false, nil
+		}
+		if err != nil {
+			return true, nil // the end of both: they are of one size
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package cnitest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/cni/install"
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
+)
+
+// installOn has the plugin installed on a node whose primary is in a file of this name
+// and content, and returns what the runtime then loads.
+func (n *node) installOn(name, content string) *libcni.NetworkConfigList {
+	n.t.Helper()
+	dir := n.t.TempDir()
+	bin, conf, ready := filepath.Join(dir, "bin"), filepath.Join(dir, "net.d"), make(chan struct{})
+	close(ready)
+	if err := errors.Join(os.Mkdir(bin, 0o755), os.Mkdir(conf, 0o755), os.WriteFile(filepath.Join(conf, name), []byte(content), 0o644)); err != nil {
+		n.t.Fatal(err)
+	}
+	for _, name := range []string{"primary", "primary.result"} {
+		if err := os.Symlink(filepath.Join(filepath.Dir(filepath.Dir(n.socket)), name), filepath.Join(bin, name)); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	installer, err := install.New(install.Config{
+		Plugin: pluginPath(n.t), BinDir: bin, ConfDir: conf, AgentSocket: n.socket, AllowWithoutAgent: []string{"kube-system"},
+		Ready: ready, Poll: time.Hour, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(n.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- installer.Run(ctx) }()
+	netlab.Eventually(n.t, func() error { return installer.State().Problem })
+	cancel()
+	if err := <-done; err != nil {
+		n.t.Fatal(err)
+	}
+	n.CNIConfig = libcni.NewCNIConfigWithCacheDir([]string{bin}, n.t.TempDir(), n.recorder)
+	return load(n.t, conf)
+}
+
+// load loads the network of a directory as containerd does.
+func load(t *testing.T, dir string) *libcni.NetworkConfigList {
+	t.Helper()
+	files, err := libcni.ConfFiles(dir, []string{".conf", ".conflist", ".json"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(files)
+	list, err := libcni.ConfListFromFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// What the installer has written is what a runtime loads and executes: the primary's
+// plugins, and ours.
+func TestInstalled(t *testing.T) {
+	for name, test := range map[string]struct{ file, text string }{
+		"a list":         {"10-net.conflist", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "primary", "n": 12345678901234567890}]}`},
+		"of two":         {"10-net.conflist", `{"cniVersion": "0.3.1", "name": "net", "plugins": [{"type": "istio-cni"}, {"type": "primary"}]}`},
+		"several lists":  {"10-net.conflist", `{"cniVersions": ["0.4.0", "1.0.0"], "name": "net", "disableCheck": "true", "plugins": [{"type": "primary"}]}`},
+		"a plugin alone": {"10-net.conf", `{"cniVersion": "0.4.0", "name": "net", "type": "primary"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, "1.0.0")
+			n.list = n.installOn(test.file, test.text)
+			fails(t, n.add(t.Context()), agentapi.CodeNoAgent, "is not running")
+			agent := startAgent(t, n.socket, always(nil))
+			if err := n.add(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if add := agent.askedOnce(t).Add; add == nil || add.Netns != n.netns.Path || len(add.IPs) != 1 {
+				t.Errorf("the agent was asked %+v", add)
+			}
+			if err := n.DelNetworkList(t.Context(), n.list, n.sandbox); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The installer refuses a primary of exactly those versions that the plugin does not
+// speak.
+func TestInstallerKnowsThePluginsVersions(t *testing.T) {
+	n := newNode(t, "1.0.0")
+	speaks, err := n.GetVersionInfo(t.Context(), "fairlead-cni")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf, ready := t.TempDir(), make(chan struct{})
+	close(ready)
+	installer, err := install.New(install.Config{
+		Plugin: pluginPath(t), BinDir: t.TempDir(), ConfDir: conf, AgentSocket: n.socket, Ready: ready, Poll: time.Hour, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = installer.Run(t.Context()) }() // it ends with the test
+	for _, version := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0", "1.2.0"} {
+		file := filepath.Join(conf, version+".conflist")
+		text := fmt.Sprintf(`{"cniVersion": %q, "name": "net", "plugins": [{"type": "primary"}]}`, version)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		netlab.Eventually(t, func() error {
+			state := installer.State()
+			refused := state.Problem != nil && strings.Contains(state.Problem.Error(), "its cniVersion is")
+			if state.Primary != version+".conflist" || refused == slices.Contains(speaks.SupportedVersions(), version) {
+				return fmt.Errorf("version %s, of %v: %+v", version, speaks.SupportedVersions(), state)
+			}
+			return nil
+		})
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,49 @@
+package config_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/config"
+)
+
+func TestInstall(t *testing.T) {
+	defaults := config.Install{
+		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", AgentSocket: "/run/fairlead/agent.sock",
+		AllowWithoutAgent: []string{"kube-system", "fairlead-system"},
+	}
+	moved := defaults
+	moved.AgentSocket = "/run/other/agent.sock"
+	for text, want := range map[string]*config.Install{
+		"":                                  nil,
+		"install:\n":                        nil,
+		"install: {}\n":                     &defaults,
+		"install: {}\nrunDir: /run/other\n": &moved,
+		"install: {cniBinDir: /host/bin, cniConfDir: /host/net.d, plugin: /p, agentSocket: /s, allowWithoutAgent: []}\n": {
+			CNIBinDir: "/host/bin", CNIConfDir: "/host/net.d", Plugin: "/p", AgentSocket: "/s", AllowWithoutAgent: []string{},
+		},
+	} {
+		got, err := config.Parse([]byte(head + text))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+		if diff := cmp.Diff(want, got.Install); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", text, diff)
+		}
+	}
+}
+
+func TestInstallRefusals(t *testing.T) {
+	_, err := config.Parse([]byte(head + "install: {cniBinDir: bin, cniConfDir: net.d, plugin: p, agentSocket: s, allowWithoutAgent: [a, ''], mode: owned}\n"))
+	want := `invalid configuration:
+unknown field "install.mode" (known here: agentSocket, allowWithoutAgent, cniBinDir, cniConfDir, plugin)
+install.cniBinDir: "bin" is not an absolute path
+install.cniConfDir: "net.d" is not an absolute path
+install.agentSocket: "s" is not an absolute path
+install.plugin: "p" is not an absolute path
+install.allowWithoutAgent: a namespace's name is empty`
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v\nwant %s", err, want)
+	}
+}
