@@ -24,6 +24,16 @@ help: ## list the targets
 build: ## build the static binaries into bin/: fairlead, fairlead-cni, nodeproxy
 	@$(STATIC) -o bin/ ./nodeagent/cmd/fairlead ./cni/cmd/fairlead-cni ./integration/cmd/nodeproxy
 
+# The images' names are $(IMAGES)/fairlead:$(VERSION) and $(IMAGES)/nodeproxy:$(VERSION).
+IMAGES ?= localhost/fairlead-mesh
+
+.PHONY: image
+image: build ## write the container images bin/fairlead.tar and bin/nodeproxy.tar, as the Dockerfile says, without a builder
+	@integration/make/packages image
+	@for target in fairlead nodeproxy; do \
+		go run ./integration/cmd/image -target $$target -name '$(IMAGES)'/$$target:'$(VERSION)' -arg VERSION='$(VERSION)' -o bin/$$target.tar; \
+	done
+
 .PHONY: demo
 demo: root build demo-parts ## capture pods for real in private namespaces, step by step (root)
 	@bin/demo

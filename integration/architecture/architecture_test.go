@@ -75,7 +75,7 @@ func TestPlaces(t *testing.T) {
 // dot is the tools' own.
 func TestTopLevel(t *testing.T) {
 	allowed := []string{
-		"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "go.mod", "go.sum",
+		"CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "Makefile", "README.md", "SECURITY.md", "go.mod", "go.sum",
 		"bin", "charts", "cni", "docs", "integration", "iptables", "nodeagent", "ztunnelproto",
 	}
 	entries, err := os.ReadDir(root)

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fairlead-mesh/fairlead/integration/cluster/image"
+	"github.com/fairlead-mesh/fairlead/integration/image"
 )
 
 // The images that every node has. Pods have to say imagePullPolicy: Never, or IfNotPresent.
@@ -24,7 +24,8 @@ func (c *Cluster) writeImages() error {
 	var errs []error
 	for name, program := range map[string]string{PauseImage: "pause", TestImage: "testapp"} {
 		_, err := c.writeImage(image.Image{
-			Name: name, Entrypoint: []string{"/" + program}, Files: map[string]string{"/" + program: c.path(binDir, program)},
+			Name: name, Entrypoint: []string{"/" + program},
+			Files: map[string]image.File{"/" + program: {Source: c.path(binDir, program), Mode: 0o755}},
 		})
 		errs = append(errs, err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-mesh/fairlead/integration/cluster"
-	"github.com/fairlead-mesh/fairlead/integration/cluster/image"
+	"github.com/fairlead-mesh/fairlead/integration/image"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
@@ -205,7 +205,7 @@ func imageIsLoaded(t *testing.T, c *cluster.Cluster) {
 	err := c.LoadImage(t.Context(), image.Image{
 		Name:       "localhost/e2e/asks:1",
 		Entrypoint: []string{"/usr/bin/asks", "ask", netip.AddrPortFrom(podIPs(t, c, "server")[0], 7777).String()},
-		Files:      map[string]string{"/usr/bin/asks": filepath.Join(dir(t), "bin/testapp")},
+		Files:      map[string]image.File{"/usr/bin/asks": {Source: filepath.Join(dir(t), "bin/testapp"), Mode: 0o755}},
 	})
 	if err != nil {
 		t.Fatal(err)
