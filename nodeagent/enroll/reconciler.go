@@ -246,15 +246,24 @@ func (r *Reconciler) sweep(ctx context.Context, queue workqueue.TypedInterface[s
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			r.mu.Lock()
-			for uid, p := range r.pods {
-				if p.sweepAt.Before(now.Add(part)) {
-					queue.Add(uid)
-				}
+			for _, uid := range r.due(now.Add(part)) { // without the lock, which each turn takes
+				queue.Add(uid)
 			}
-			r.mu.Unlock()
 		}
 	}
+}
+
+// due lists the pods that have a turn before then.
+func (r *Reconciler) due(then time.Time) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var uids []string
+	for uid, p := range r.pods {
+		if p.sweepAt.Before(then) {
+			uids = append(uids, uid)
+		}
+	}
+	return uids
 }
 
 // close answers whoever still waits and lets go of all namespaces.
