@@ -1,0 +1,70 @@
+{{- define "fairlead.name" -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Cluster-wide objects of two releases must not meet. */}}
+{{- define "fairlead.clusterName" -}}
+{{- printf "%s-%s" (include "fairlead.name" .) .Release.Namespace -}}
+{{- end -}}
+
+{{/* What a DaemonSet's selector is made of cannot be changed by an upgrade. */}}
+{{- define "fairlead.selector" -}}
+app.kubernetes.io/name: fairlead
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "fairlead.labels" -}}
+{{ include "fairlead.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "fairlead.image" -}}
+{{- $repository := required "image.repository: it has no default, since no image is published yet; build one (make image), push it to where your nodes pull from, and name it here" .Values.image.repository -}}
+{{- with .Values.image.digest -}}
+{{ $repository }}@{{ . }}
+{{- else -}}
+{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{/* What the platform says, and before that what the value of that name says, as YAML. */}}
+{{- define "fairlead.platform" -}}
+{{- $all := .Files.Get "files/platforms.yaml" | fromYaml -}}
+{{- $platform := merge (dict) (get $all (.Values.global.platform | default "default")) $all.default -}}
+{{- range $name := list "cniBinDir" "cniConfDir" "cniNetnsDir" "seLinuxOptions" -}}
+{{- with get $.Values $name -}}
+{{- $_ := set $platform $name . -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $platform -}}
+{{- end -}}
+
+{{/* The agent's configuration file. */}}
+{{- define "fairlead.config" -}}
+{{- $platform := include "fairlead.platform" . | fromYaml -}}
+{{- $config := dict
+  "apiVersion" "agent.fairlead.io/v1alpha1"
+  "kind" "AgentConfig"
+  "runDir" "/run/fairlead"
+  "proxySocket" "/var/run/ztunnel/ztunnel.sock"
+  "httpAddress" (printf ":%v" .Values.httpPort)
+  "cniCache" .Values.cniCache
+  "logLevel" .Values.logging.level
+  "excludeNamespaces" .Values.excludeNamespaces
+  "dnsCapture" .Values.ambient.dnsCapture
+  "install" (dict
+    "cniBinDir" $platform.cniBinDir
+    "cniConfDir" $platform.cniConfDir
+    "allowWithoutAgent" (append .Values.allowWithoutAgent .Release.Namespace | uniq)
+  )
+-}}
+{{- with .Values.ambient.enablementSelectors -}}
+{{- $_ := set $config "enablementSelectors" . -}}
+{{- end -}}
+{{- with .Values.config.probeMark -}}
+{{- $_ := set $config "probeMark" (int64 .) -}}
+{{- end -}}
+{{- toYaml (merge $config .Values.config) -}}
+{{- end -}}
