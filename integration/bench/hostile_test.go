@@ -30,18 +30,7 @@ func TestEndless(t *testing.T) {
 func TestBeside(t *testing.T) {
 	netlab.Kernel(t)
 	n := netlab.NewNS(t, "beside")
-	r, err := openRedirection(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := r.close(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := r.apply(t.Context(), ruleset.FormFull); err != nil {
-		t.Fatal(err)
-	}
+	r := redirected(t, n)
 	netlab.MustRun(t, n, "nft", "add table inet hostile; add chain inet hostile loop")
 	for i, l := range attacks {
 		want := others{starts: sample{time.Duration(i)}}
@@ -64,7 +53,7 @@ func TestBeside(t *testing.T) {
 			t.Errorf("%s goes on: %v", l.program[0], err)
 		}
 	}
-	_, err = beside(t.Context(), n, []loop{spins[0], {"", []string{"sh", "-c", "exit 7"}}}, func(ctx context.Context) (others, error) {
+	_, err := beside(t.Context(), n, []loop{spins[0], {"", []string{"sh", "-c", "exit 7"}}}, func(ctx context.Context) (others, error) {
 		<-ctx.Done()
 		return others{}, nil
 	})

@@ -61,10 +61,9 @@ func TestIptablesThatFails(t *testing.T) {
 	}
 }
 
-// A namespace that somebody has changed is not verified in no time, it is an error.
-func TestCheckSeesDrift(t *testing.T) {
-	netlab.Kernel(t)
-	n := netlab.NewNS(t, "drift")
+// redirected has a namespace redirected until the test's end.
+func redirected(t *testing.T, n *netlab.NS) *redirection {
+	t.Helper()
 	r, err := openRedirection(n)
 	if err != nil {
 		t.Fatal(err)
@@ -77,6 +76,14 @@ func TestCheckSeesDrift(t *testing.T) {
 	if err := r.apply(t.Context(), ruleset.FormFull); err != nil {
 		t.Fatal(err)
 	}
+	return r
+}
+
+// A namespace that somebody has changed is not verified in no time, it is an error.
+func TestCheckSeesDrift(t *testing.T) {
+	netlab.Kernel(t)
+	n := netlab.NewNS(t, "drift")
+	r := redirected(t, n)
 	if err := r.check(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -104,8 +104,8 @@ func (p *slowProxy) owes(since time.Time) {
 	synctest.Wait()
 }
 
-// A proxy that hangs on one pod is named to those that wait behind it.
-func TestProxyThatHangsOnAnotherPod(t *testing.T) {
+// behindAnother is a world with an ADD that waits for a proxy's answer for another pod.
+func behindAnother(t *testing.T, story func(w *world, answer <-chan error)) {
 	inWorld(t, func(w *world) {
 		p := &slowProxy{world: w}
 		w.r.config.Proxies = p
@@ -113,6 +113,13 @@ func TestProxyThatHangsOnAnotherPod(t *testing.T) {
 		w.proxySays(proxylink.Queued, "")
 		p.owes(time.Now())
 		answer := w.addLater(w.t.Context(), "web", "c1")
+		story(w, answer)
+	})
+}
+
+// A proxy that hangs on one pod is named to those that wait behind it.
+func TestProxyThatHangsOnAnotherPod(t *testing.T) {
+	behindAnother(t, func(w *world, answer <-chan error) {
 		w.pass(1900 * time.Millisecond)
 		w.wantState("web Pending Capturing", "/run/netns/c1 has full+dns", "proxy has uid-web queued")
 		w.pass(200 * time.Millisecond)
@@ -123,13 +130,7 @@ func TestProxyThatHangsOnAnotherPod(t *testing.T) {
 
 // One that is slow, and answers for one after the other, does not hang.
 func TestProxyThatIsSlowWithOtherPods(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p := &slowProxy{world: w}
-		w.r.config.Proxies = p
-		w.object("web", true)
-		w.proxySays(proxylink.Queued, "")
-		p.owes(time.Now())
-		answer := w.addLater(w.t.Context(), "web", "c1")
+	behindAnother(t, func(w *world, answer <-chan error) {
 		w.pass(4 * time.Second)
 		w.wantState("web Pending ProxyDoesNotAnswer", "/run/netns/c1 has full+dns", "proxy has uid-web queued")
 		w.proxySays(proxylink.Waiting, "")
