@@ -1,4 +1,5 @@
-// Package netns is the project's one door into a network namespace.
+// Package netns is the project's one door into a network namespace, and, for what the
+// kernel counts from there, into a cgroup namespace ([InCgroup]).
 //
 // A namespace is never passed around as a bare number. A [Handle] owns the open
 // file of a namespace for as long as anybody needs it: it has one owner, who
@@ -81,7 +82,7 @@ func Current() (*Handle, error) {
 // down. It lives as long as something holds it: the Handle, a mount, a socket.
 func New() (*Handle, error) {
 	var h *Handle
-	err := onOwnThread(func() error {
+	err := onOwnThread(network, func() error {
 		created, err := netns.New()
 		if err != nil {
 			return fmt.Errorf("cannot create network namespace: %w", err)
@@ -99,7 +100,7 @@ func (h *Handle) ID() ID { return h.id }
 // goroutines, which would run in another namespace. A socket that fn opens stays
 // in the namespace, and keeps it alive, wherever it is used later.
 func (h *Handle) Do(fn func() error) error {
-	return onOwnThread(func() error {
+	return onOwnThread(network, func() error {
 		if err := h.enter(); err != nil {
 			return err
 		}
@@ -177,51 +178,6 @@ func (h *Handle) enter() error {
 		return fmt.Errorf("cannot enter network namespace %s: %w", h.id, err)
 	}
 	return nil
-}
-
-// onOwnThread runs fn in a goroutine locked to its thread and brings that thread
-// back to the namespace it came from. If that is not possible the goroutine ends
-// locked, and its thread with it.
-func onOwnThread(fn func() error) error {
-	var (
-		err      error
-		panicked any
-		finished bool
-	)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer func() { panicked = recover() }()
-		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() {
-			// Whoever looks at /proc/PID/ns/net sees where this thread is. While it is
-			// locked here, the work gets another one.
-			err, finished = onOwnThread(fn), true
-			runtime.UnlockOSThread()
-			return
-		}
-		home, homeErr := netns.Get()
-		if homeErr != nil {
-			err, finished = fmt.Errorf("cannot open the thread's own network namespace: %w", homeErr), true
-			return
-		}
-		defer func() {
-			if back := netns.Set(home); back == nil {
-				runtime.UnlockOSThread()
-			}
-			err = errors.Join(err, home.Close())
-		}()
-		err = fn()
-		finished = true
-	}()
-	<-done
-	switch {
-	case panicked != nil:
-		panic(panicked)
-	case !finished:
-		return errors.New("cannot finish work in a network namespace: its goroutine was ended (runtime.Goexit)")
-	}
-	return err
 }
 
 // firstFree is the lowest number a namespace's file may have.

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 12) }
+func TestMain(m *testing.M) { netlab.Main(m, 13) }
 
 // here returns the identity of the namespace in which a socket made by the calling
 // thread lies.
