@@ -111,6 +111,9 @@ type Exemption struct {
 	conn   *nlconn.Conn // nil without SNAT and after Close
 	wake   chan string  // of one: somebody may have changed the table, and who
 
+	wishing sync.Mutex // wishes; it is never held for long
+	wishes  []func()   // what change is called for, and has not done yet
+
 	mu       sync.Mutex // the rest, and what is written
 	pods     pods
 	settled  bool // KeepOnly has been called: the table is to hold the pods' and nothing else
@@ -186,6 +189,20 @@ func (e *Exemption) copied() Status {
 	return s
 }
 
+// Exempt is Set for a pod that is known by its network namespace. Addresses that are only
+// good on a link, to which no kubelet connects, are left out.
+func (e *Exemption) Exempt(ctx context.Context, uid string, pod *netns.Handle, addrs []netip.Addr) error {
+	if e.config.Probes != SNAT {
+		return nil
+	}
+	names, err := Links(ctx, e.config.Host, pod)
+	if err != nil {
+		return err
+	}
+	addrs = slices.DeleteFunc(slices.Clone(addrs), netip.Addr.IsLinkLocalUnicast)
+	return e.Set(ctx, uid, Pod{Addrs: addrs, Links: names})
+}
+
 // Set exempts the probes of a pod: when it returns without an error they are. What the
 // pod had before and is not named any more is taken away. Of two pods with one address
 // the one that named it last has it; naming it again is nothing new.
@@ -216,20 +233,38 @@ func (e *Exemption) KeepOnly(ctx context.Context, uids []string) error {
 	})
 }
 
+// change carries out a wish, together with all that others have meanwhile, so that many
+// at once wait for one transaction and not for each other's.
 func (e *Exemption) change(ctx context.Context, wish func()) error {
+	e.wishing.Lock()
+	e.wishes = append(e.wishes, wish)
+	e.wishing.Unlock()
+
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.config.Probes != SNAT || e.removed {
+		e.grant()
 		return nil
 	}
 	if e.have == nil { // so that what stands there is known before it is decided on
 		if err := e.apply(ctx); err != nil {
-			wish()
+			e.grant()
 			return err
 		}
 	}
-	wish()
+	e.grant()
 	return e.apply(ctx)
+}
+
+// grant carries out all wishes, in their order. e.mu is held.
+func (e *Exemption) grant() {
+	e.wishing.Lock()
+	wishes := e.wishes
+	e.wishes = nil
+	e.wishing.Unlock()
+	for _, wish := range wishes {
+		wish()
+	}
 }
 
 // Check reads the table and says how it differs from the wanted one.

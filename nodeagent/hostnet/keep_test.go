@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
@@ -251,4 +253,60 @@ func TestWithoutSNAT(t *testing.T) {
 			t.Errorf("%s: there is a table:\n%s", probes, got)
 		}
 	}
+}
+
+// Many pods at once share transactions, and each has what it asked for when it is told so.
+func TestManyAtOnce(t *testing.T) {
+	netlab.Kernel(t)
+	n := newNode(t, 1)
+	e := open(t, config(n.host))
+	var group errgroup.Group
+	for i := range 60 {
+		group.Go(func() error {
+			uid, addr := fmt.Sprintf("pod-%d", i), netip.AddrFrom4([4]byte{10, 1, 0, byte(i)})
+			if err := e.Exempt(t.Context(), uid, n.pods[0].Handle, []netip.Addr{addr, netip.MustParseAddr("fe80::1")}); err != nil {
+				return err
+			}
+			if got := members(t, e); !strings.Contains(got, fmt.Sprintf("address %s of pod %s\n", addr, uid)) {
+				return fmt.Errorf("%s is not exempt when it was said to be:\n%s", uid, got)
+			}
+			if i%2 == 0 {
+				return e.Delete(t.Context(), uid)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.KeepOnly(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	asWanted(t, e)
+	if got := strings.Count(members(t, e), "address "); got != 30 {
+		t.Errorf("%d addresses are left, want 30:\n%s", got, members(t, e))
+	}
+}
+
+// That somebody does not wait any more for his change is no problem of the table's: the
+// change is made later.
+func TestGivenUp(t *testing.T) {
+	netlab.Kernel(t)
+	n := newNode(t, 1)
+	e := open(t, config(n.host))
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := e.Set(over, "web", podOf(0)); !errors.Is(err, context.Canceled) {
+		t.Fatalf("given up: %v", err)
+	}
+	if problem := e.Status().Problem; problem != "" {
+		t.Errorf("a problem: %s", problem)
+	}
+	run(t, e)
+	netlab.Eventually(t, func() error {
+		if got := members(t, e); !strings.Contains(got, "of pod web") {
+			return fmt.Errorf("not there yet: %q", got)
+		}
+		return nil
+	})
 }

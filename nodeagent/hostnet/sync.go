@@ -33,9 +33,14 @@ func (e *Exemption) want() (table, error) {
 func (e *Exemption) apply(ctx context.Context) error {
 	before := e.copied()
 	err := e.converge(ctx)
-	e.status.Problem = ""
 	if err != nil {
-		e.have, e.status.Problem = nil, err.Error()
+		e.have = nil
+	}
+	switch {
+	case err == nil:
+		e.status.Problem = ""
+	case ctx.Err() == nil: // else nobody waits for it any more
+		e.status.Problem = err.Error()
 	}
 	e.began = e.began || err == nil
 	e.tell(before)
