@@ -64,6 +64,9 @@ func (p *pod) capture(ctx context.Context) outcome {
 	if p.older && p.adding == nil {
 		out = p.pair(ctx, out)
 	}
+	if err := p.exempt(ctx); err != nil && out.state == status.Captured {
+		return p.refused(err)
+	}
 	switch {
 	case out.reason != status.OK:
 	case p.repairsLately() >= fightRepairs: // whose end is not in sight

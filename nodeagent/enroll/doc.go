@@ -11,13 +11,13 @@
 // The orders:
 //
 //   - at ADD nothing runs yet: rules in form full → announced to the proxies and
-//     acknowledged → listeners seen → success;
+//     acknowledged → listeners seen → health probes exempted → success;
 //   - capture of a running pod: marks and routes → announced and acknowledged →
 //     listeners seen → redirects in form syn, and the conntrack entries that would
 //     defeat them deleted → connections that are older reset or kept, by their cause
-//     → form full when none is left;
+//     → form full when none is left → health probes exempted;
 //   - release: redirects flushed → drained → withdrawn from every proxy → the rest
-//     removed.
+//     removed, the exemption of health probes too.
 //
 // What is to be done in a namespace is on record before it is done, so that the
 // next agent takes over from wherever this one ends: it looks at the namespaces on

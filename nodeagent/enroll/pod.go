@@ -245,6 +245,7 @@ func (p *pod) letGo() {
 // be undone.
 func (p *pod) drop() {
 	p.withdraw()
+	p.unexempt()
 	p.letGo()
 	p.progress, p.ended = progress{}, true
 }

@@ -1,6 +1,7 @@
 package enroll
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
@@ -59,6 +60,7 @@ type redirection struct {
 	sought    bool           // it was found by a search: what stands there is not known
 	touched   bool           // something of ours may be there
 	applied   ruleset.Config // what was put in place last; Form 0: nothing of ours
+	exempted  []netip.Addr   // whose health probes are let in
 	verified  bool           // and was seen to be there after that
 	checked   time.Time      // when
 	inspectAt time.Time      // when to look at everything again

@@ -92,6 +92,7 @@ type Config struct {
 	// there. nil: it reads all.
 	Unread  func() []string
 	Proxies Proxies
+	Probes  Probes
 	Records Records
 	// Find looks which namespace it is that the runtime has named by its path.
 	Find func(path string) (sandbox.Place, error)
@@ -150,7 +151,7 @@ type Reconciler struct {
 
 // New validates the configuration.
 func New(c Config) (*Reconciler, error) {
-	if c.Source == nil || c.Proxies == nil || c.Records == nil || c.Find == nil || c.Gone == nil || c.Open == nil || c.Search == nil || c.Metrics == nil || c.Logger == nil {
+	if c.Source == nil || c.Proxies == nil || c.Probes == nil || c.Records == nil || c.Find == nil || c.Gone == nil || c.Open == nil || c.Search == nil || c.Metrics == nil || c.Logger == nil {
 		return nil, errors.New("cannot reconcile pods: a part of the configuration is missing")
 	}
 	if c.Workers < 1 || c.SweepInterval <= 0 {

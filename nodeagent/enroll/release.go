@@ -69,6 +69,7 @@ func (p *pod) over(ctx context.Context, done outcome) outcome {
 
 // released forgets the capture and lets go of the namespace.
 func (p *pod) released() {
+	p.unexempt()
 	p.letGo()
 	p.r.config.Logger.Info("pod released", "pod", p.name(), "reason", p.decision.Reason)
 	p.progress = progress{

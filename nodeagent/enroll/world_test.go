@@ -41,6 +41,9 @@ type world struct {
 
 	places
 
+	exempt map[string]string // the addresses by UID
+	probes error             // why no probes can be exempted
+
 	installed time.Time
 	reported  func(status.Pod) // nil: nobody is told
 
@@ -64,7 +67,7 @@ func inWorld(t *testing.T, story func(*world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
 			t: t, answer: proxylink.Acked,
-			objects: map[string]intent.Pod{}, records: map[string]Record{}, spaces: map[string]*space{}, held: map[string]proxylink.State{},
+			exempt: map[string]string{}, objects: map[string]intent.Pod{}, records: map[string]Record{}, spaces: map[string]*space{}, held: map[string]proxylink.State{},
 		}
 		w.start()
 		story(w)
@@ -89,7 +92,7 @@ func (w *world) start() {
 	}
 	w.r, err = New(Config{
 		Policy: policy,
-		Source: w, Unread: w.cannotRead, Proxies: w, Records: w, Find: w.find, Gone: w.gone, Open: w.open, Search: w.search,
+		Source: w, Unread: w.cannotRead, Proxies: w, Probes: probes{w}, Records: w, Find: w.find, Gone: w.gone, Open: w.open, Search: w.search,
 		Installed: w.installed, Reported: w.reported,
 		PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
 		ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,

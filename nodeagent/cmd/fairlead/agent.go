@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/watch"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
+	"github.com/fairlead-mesh/fairlead/nodeagent/hostnet"
 	"github.com/fairlead-mesh/fairlead/nodeagent/kube"
 	"github.com/fairlead-mesh/fairlead/nodeagent/metrics"
 	"github.com/fairlead-mesh/fairlead/nodeagent/pluginserver"
@@ -91,6 +92,7 @@ type agent struct {
 	writer     *kube.Writer    // nil without kube
 	proxies    *proxylink.Server
 	watcher    *watch.Watcher
+	probes     *hostnet.Exemption
 	reconciler *enroll.Reconciler
 	synced     chan struct{} // closed when the source knows the node's pods
 	syncedOnce sync.Once
@@ -147,9 +149,12 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	if a.watcher, err = watch.New(); err != nil {
 		return nil, err
 	}
+	if err := a.exemptProbes(); err != nil {
+		return nil, err
+	}
 	opener := enroll.Opener{Finder: finder, Watcher: a.watcher, Processes: sockets.NewProcesses("/proc"), Exempt: []netip.Addr{c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv6}}
 	if a.reconciler, err = enroll.New(enroll.Config{
-		Policy: policy, Source: a.pods, Unread: a.unread, Proxies: a.proxies, Records: enroll.RecordDir(c.File("pods")),
+		Policy: policy, Source: a.pods, Unread: a.unread, Proxies: a.proxies, Probes: a.probes, Records: enroll.RecordDir(c.File("pods")),
 		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: opener.Open,
 		Installed: c.Installed.Time,
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
@@ -178,6 +183,7 @@ func (a *agent) run(ctx context.Context) error {
 		return err
 	}
 	defer closeQuietly(dir)
+	defer closeQuietly(a.probes)
 	var health net.Listener
 	if a.config.HTTPAddress != "" {
 		if health, err = metrics.Listen(ctx, a.config.HTTPAddress); err != nil {
@@ -189,6 +195,8 @@ func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.reconciler.Run(ctx) })
 	group.Go(func() error { return a.watcher.Run(ctx) })
+	group.Go(func() error { return a.probes.Run(ctx) })
+	group.Go(func() error { return a.pruneProbes(ctx) })
 	group.Go(func() error { return a.proxies.Run(ctx) })
 	group.Go(func() error { return a.pods.Run(ctx) })
 	group.Go(func() error { return a.plugins.Run(ctx, dir.listener) })
@@ -274,6 +282,9 @@ func (a *agent) node() status.Node {
 	}
 	if err := a.installed(); err != nil {
 		node.Problems = append(node.Problems, err.Error())
+	}
+	if problem := a.probes.Status().Problem; problem != "" {
+		node.Problems = append(node.Problems, problem)
 	}
 	for _, s := range a.proxies.Sessions() {
 		node.Proxies = append(node.Proxies, status.Proxy{

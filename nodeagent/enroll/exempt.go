@@ -1,0 +1,66 @@
+package enroll
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
+)
+
+// Probes lets the kubelet's health probes into captured pods: package hostnet's
+// Exemption. It keeps what it was told, whatever happens to it in the kernel.
+type Probes interface {
+	// Exempt exempts the probes of a pod's addresses, and of no others of its. With an
+	// error the wish stands, or may.
+	Exempt(ctx context.Context, uid string, pod *netns.Handle, addrs []netip.Addr) error
+	// Delete ends that; with an error it will.
+	Delete(ctx context.Context, uid string) error
+}
+
+// exempt exempts the pod's probes, once for the same addresses.
+func (p *pod) exempt(ctx context.Context) error {
+	addrs := p.attachment.IPs
+	if len(addrs) == 0 {
+		addrs = p.object.IPs
+	}
+	if slices.Equal(addrs, p.exempted) {
+		return nil
+	}
+	err := p.r.config.Probes.Exempt(ctx, p.uid, p.kernel.Netns(), addrs)
+	if err == nil {
+		p.exempted = slices.Clone(addrs)
+	}
+	return err
+}
+
+// unexempt ends the exemption, whatever became of the namespace. It has its own time:
+// who waited for the pod may not wait any more.
+func (p *pod) unexempt() {
+	const most = time.Second
+	ctx, cancel := context.WithTimeout(context.Background(), most)
+	defer cancel()
+	if err := p.r.config.Probes.Delete(ctx, p.uid); err != nil {
+		p.r.config.Logger.Debug("a pod's probes are still exempt", "pod", p.name(), "error", err)
+	}
+	p.exempted = nil
+}
+
+// UIDs returns those of the node's pods, by which the runtime knows them: whatever
+// carries another one is of a pod that is no more.
+func (r *Reconciler) UIDs() []string {
+	objects := r.config.Source.Pods()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var uids []string
+	for uid := range r.pods {
+		uids = append(uids, uid)
+	}
+	for _, object := range objects {
+		if uid := object.RuntimeUID(); uid != "" && r.pods[uid] == nil {
+			uids = append(uids, uid)
+		}
+	}
+	return uids
+}
