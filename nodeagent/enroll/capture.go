@@ -58,14 +58,15 @@ func (p *pod) capture(ctx context.Context) outcome {
 	if err := p.verify(ctx); err != nil {
 		return p.refused(err)
 	}
+	probes := p.exempt(ctx)
 	if out.state != status.Captured {
 		return out
 	}
 	if p.older && p.adding == nil {
 		out = p.pair(ctx, out)
 	}
-	if err := p.exempt(ctx); err != nil && out.state == status.Captured {
-		return p.refused(err)
+	if probes != nil && out.state == status.Captured {
+		return p.refused(probes)
 	}
 	switch {
 	case out.reason != status.OK:

@@ -47,8 +47,8 @@ func (p *pod) unexempt() {
 	p.exempted = nil
 }
 
-// UIDs returns those of the node's pods, by which the runtime knows them: whatever
-// carries another one is of a pod that is no more.
+// UIDs returns those of the pods that may have a sandbox, by which the runtime knows them:
+// what carries another one is of a sandbox that is no more.
 func (r *Reconciler) UIDs() []string {
 	objects := r.config.Source.Pods()
 	r.mu.Lock()
@@ -58,7 +58,7 @@ func (r *Reconciler) UIDs() []string {
 		uids = append(uids, uid)
 	}
 	for _, object := range objects {
-		if uid := object.RuntimeUID(); uid != "" && r.pods[uid] == nil {
+		if uid := object.RuntimeUID(); uid != "" && r.pods[uid] == nil && !r.ended[uid] {
 			uids = append(uids, uid)
 		}
 	}

@@ -90,7 +90,7 @@ func TestAgentWithoutARecord(t *testing.T) {
 		lost.box = nil
 		w.until("the pods are taken over", func() error {
 			got, err := w.observe()
-			want := append(w.expect(), left.uid+" served by the proxy, 1 connections")
+			want := append(w.expect(), left.uid+" served by the proxy, 1 connections", left.exemption())
 			if diff := differ(want, got); err == nil && diff != "" {
 				err = errors.New(diff)
 			}

@@ -20,7 +20,9 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/watch"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
+	"github.com/fairlead-mesh/fairlead/nodeagent/hostnet"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
@@ -84,7 +86,7 @@ type agent struct {
 }
 
 // startAgent runs an agent. charge may be nil.
-func startAgent(dir nodeDir, pods *source, sweep time.Duration, c *charge) (*agent, error) {
+func startAgent(dir nodeDir, host *netns.Handle, pods *source, sweep time.Duration, c *charge) (*agent, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &agent{fuse: newFuse(cancel), ready: make(chan struct{}), ended: make(chan error, 1), log: &buffer{}}
 	a.arm(c)
@@ -116,24 +118,33 @@ func startAgent(dir nodeDir, pods *source, sweep time.Duration, c *charge) (*age
 	if err != nil {
 		return nil, err
 	}
+	probes, err := hostnet.New(hostnet.Config{
+		Host: host, Probes: hostnet.SNAT, Watcher: watcher, Mark: hostnet.DefaultMark,
+		IPv4: ruleset.DefaultProbeIPv4, IPv6: ruleset.DefaultProbeIPv6, Look: 100 * time.Millisecond, Sweep: sweep,
+	})
+	if err != nil {
+		return nil, errors.Join(err, watcher.Close())
+	}
 	opener := enroll.Opener{Finder: finder, Watcher: watcher, Processes: sockets.NewProcesses("/proc"), Exempt: []netip.Addr{ruleset.DefaultProbeIPv4, ruleset.DefaultProbeIPv6}}
 	if a.reconciler, err = enroll.New(a.wrap(enroll.Config{
-		Policy: policy, Source: pods, Proxies: a.server, Records: enroll.RecordDir(dir.pods()),
+		Policy: policy, Source: pods, Proxies: a.server, Probes: probes, Records: enroll.RecordDir(dir.pods()),
 		Find: finder.Told, Gone: sandbox.Place.Gone, Open: opener.Open, Search: finder.Search,
 		ProbeIPv4: ruleset.DefaultProbeIPv4, ProbeIPv6: ruleset.DefaultProbeIPv6,
 		PodWait: shortWait, ProxyWait: shortWait, AckWait: patience,
 		ReleaseGrace: 0, DrainTimeout: time.Hour, SweepInterval: sweep,
 		Workers: 4, Metrics: enroll.NewMetrics(registry), Logger: logger,
 	})); err != nil {
-		return nil, errors.Join(err, watcher.Close())
+		return nil, errors.Join(err, probes.Close(), watcher.Close())
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.reconciler.Run(ctx) })
 	group.Go(func() error { return watcher.Run(ctx) })
 	group.Go(func() error { return a.server.Run(ctx) })
+	group.Go(func() error { return probes.Run(ctx) })
 	group.Go(func() error {
 		select {
 		case <-a.reconciler.Adopted():
+			_ = probes.KeepOnly(ctx, a.reconciler.UIDs()) // what it leaves is seen at the end
 			a.reconciler.Seek(ctx)
 			a.server.Open()
 			close(a.ready)
@@ -141,7 +152,7 @@ func startAgent(dir nodeDir, pods *source, sweep time.Duration, c *charge) (*age
 		}
 		return nil
 	})
-	go func() { a.ended <- group.Wait() }()
+	go func() { a.ended <- errors.Join(group.Wait(), probes.Close()) }()
 	return a, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 
@@ -143,6 +144,7 @@ func (f *fuse) wrap(c enroll.Config) enroll.Config {
 	find, open := c.Find, c.Open
 	c.Proxies = fusedProxies{c.Proxies, f}
 	c.Records = fusedRecords{c.Records, f}
+	c.Probes = fusedProbes{c.Probes, f}
 	c.Find = func(path string) (place sandbox.Place, err error) {
 		err = f.call(inKernel, "find", func() (err error) { place, err = find(path); return err })
 		return place, err
@@ -186,6 +188,21 @@ func (r fusedRecords) Save(record enroll.Record) error {
 
 func (r fusedRecords) Delete(uid string) error {
 	return r.fuse.call(elsewhere, "delete record", func() error { return r.Records.Delete(uid) })
+}
+
+type fusedProbes struct {
+	enroll.Probes
+	fuse *fuse
+}
+
+func (p fusedProbes) Exempt(ctx context.Context, uid string, pod *netns.Handle, addrs []netip.Addr) error {
+	return p.fuse.call(inKernel, "exempt", func() error { return p.Probes.Exempt(ctx, uid, pod, addrs) })
+}
+
+// Delete is not to fail without having been tried: what is not carried out is not
+// forgotten by the one that is to.
+func (p fusedProbes) Delete(ctx context.Context, uid string) error {
+	return p.fuse.call(elsewhere, "do not exempt", func() error { return p.Probes.Delete(ctx, uid) })
 }
 
 // A fusedKernel is a namespace behind a fuse. That it is closed is what becomes of a

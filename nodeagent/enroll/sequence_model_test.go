@@ -169,12 +169,19 @@ func (w *world) expect() []string {
 			}
 		}
 	}
+	for _, s := range w.slots {
+		if b := s.box; b != nil && (b.redirected || b.draining()) {
+			lines = append(lines, b.exemption())
+		}
+	}
 	lines = append(lines, w.host)
 	if proxied {
 		lines = append(lines, "proxy ready, synced")
 	}
 	return sorted(lines)
 }
+
+func (s space) exemption() string { return fmt.Sprintf("probes of %s exempt, for %s", s.addr, s.uid) }
 
 func (w *world) expectReport(s *slot, proxied bool) []string {
 	say := func(format string, args ...any) []string {

@@ -4,11 +4,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -34,11 +40,35 @@ func (w *world) observe() ([]string, error) {
 		return nil, err
 	}
 	lines = append(lines, host)
+	probes, err := exempted(w.probing.Handle)
+	if err != nil {
+		return nil, err
+	}
 	records, err := w.records()
 	if err != nil {
 		return nil, err
 	}
-	return sorted(slices.Concat(lines, records, w.proxyLines())), nil
+	return sorted(slices.Concat(lines, probes, records, w.proxyLines())), nil
+}
+
+// exempted lists the addresses whose probes are exempt, and the pods that they are for.
+func exempted(host *netns.Handle) (lines []string, err error) {
+	err = nfTables(host, func(conn *nftables.Conn) error {
+		set, err := conn.GetSetByName(&nftables.Table{Family: nftables.TableFamilyINet, Name: ruleset.Table}, "probed4")
+		if errors.Is(err, unix.ENOENT) {
+			return nil // not yet
+		}
+		if err != nil {
+			return err
+		}
+		elements, err := conn.GetSetElements(set)
+		for _, e := range elements {
+			addr, _ := netip.AddrFromSlice(e.Key)
+			lines = append(lines, fmt.Sprintf("probes of %s exempt, for %s", addr, e.Comment))
+		}
+		return err
+	})
+	return lines, err
 }
 
 // records reads what is on record, as nobody does who takes it over: what is being

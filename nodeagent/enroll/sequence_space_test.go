@@ -31,6 +31,7 @@ type space struct {
 	pod, outside   *netlab.NS
 	app            *netlab.Echo
 	there, here    string // where a server outside and the app are reached
+	addr           netip.Addr
 }
 
 // newSpace makes a namespace whose eth0 leads outside. number is its own.
@@ -53,6 +54,7 @@ func newSpace(outside *netlab.NS, number int, uid, container string) (space, err
 		return space{}, errors.Join(err, pod.Close())
 	}
 	s.there = netip.AddrPortFrom(net4(1).Addr(), echoPort).String()
+	s.addr = net4(2).Addr()
 	s.here = netip.AddrPortFrom(net4(2).Addr(), echoPort).String()
 	return s, nil
 }
@@ -64,6 +66,7 @@ const echoPort = 7
 func (s space) attachment(name string) agentapi.Attachment {
 	return agentapi.Attachment{
 		Namespace: "shop", Name: name, UID: s.uid, ContainerID: s.container, Netns: s.pod.Path, Interface: "eth0",
+		IPs: []netip.Addr{s.addr},
 	}
 }
 

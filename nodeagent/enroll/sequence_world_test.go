@@ -25,6 +25,7 @@ type world struct {
 
 	dir     nodeDir
 	outside *netlab.NS
+	probing *netlab.NS // where the kubelet is
 	echo    *netlab.Echo
 	self    *netns.Handle // the node's own namespace
 	host    string        // what observe should find there
@@ -65,6 +66,8 @@ func (w *world) begin() {
 	var err error
 	w.outside, err = netlab.Create("outside")
 	must("make the world outside", err)
+	w.probing, err = netlab.Create("host")
+	must("make the kubelet's namespace", err)
 	w.echo, err = netlab.StartEcho(w.outside, "outside", "tcp", fmt.Sprintf("0.0.0.0:%d", echoPort))
 	must("serve outside", err)
 	w.source, w.slots = &source{objects: map[string]intent.Pod{}}, nil
@@ -77,7 +80,7 @@ func (w *world) begin() {
 }
 
 func (w *world) startAgent() {
-	a, err := startAgent(w.dir, w.source, w.sweep, w.charge)
+	a, err := startAgent(w.dir, w.probing.Handle, w.source, w.sweep, w.charge)
 	must("start an agent", err)
 	w.charge = nil
 	w.agent = a
@@ -325,7 +328,7 @@ func (w *world) end() {
 	w.stopAgent()
 	w.stopProxy(w.proxy)
 	w.untilGone()
-	must("end the world outside", errors.Join(w.echo.Close(), w.outside.Close()))
+	must("end the world outside", errors.Join(w.echo.Close(), w.outside.Close(), w.probing.Close()))
 	w.outside = nil
 }
 
@@ -356,6 +359,6 @@ func (w *world) abandon() {
 		}
 	}
 	if w.outside != nil {
-		_ = errors.Join(w.echo.Close(), w.outside.Close())
+		_ = errors.Join(w.echo.Close(), w.outside.Close(), w.probing.Close())
 	}
 }
