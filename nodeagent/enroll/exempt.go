@@ -17,6 +17,9 @@ type Probes interface {
 	Exempt(ctx context.Context, uid string, pod *netns.Handle, addrs []netip.Addr) error
 	// Delete ends that; with an error it will.
 	Delete(ctx context.Context, uid string) error
+	// KeepOnly ends the exemption of pods that are not named and that only an earlier
+	// agent has exempted.
+	KeepOnly(ctx context.Context, uids []string) error
 }
 
 // exempt exempts the pod's probes, once for the same addresses.
@@ -47,9 +50,24 @@ func (p *pod) unexempt() {
 	p.exempted = nil
 }
 
-// UIDs returns those of the pods that may have a sandbox, by which the runtime knows them:
-// what carries another one is of a sandbox that is no more.
-func (r *Reconciler) UIDs() []string {
+// prune ends what an earlier agent has exempted, of pods that are no more, once all pods
+// are known: now and then, since one may end while nobody who knows it hears of that.
+func (r *Reconciler) prune(ctx context.Context) {
+	select {
+	case <-r.adopted:
+	default:
+		return
+	}
+	if !r.config.Source.Synced() {
+		return
+	}
+	if err := r.config.Probes.KeepOnly(ctx, r.sandboxes()); err != nil {
+		r.config.Logger.Debug("cannot end the exemption of pods that are no more", "error", err)
+	}
+}
+
+// sandboxes returns the UIDs of the pods that may have one, as the runtime knows them.
+func (r *Reconciler) sandboxes() []string {
 	objects := r.config.Source.Pods()
 	r.mu.Lock()
 	defer r.mu.Unlock()

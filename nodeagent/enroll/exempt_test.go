@@ -44,6 +44,16 @@ func (w probes) Delete(_ context.Context, uid string) error {
 	return nil
 }
 
+func (w probes) KeepOnly(_ context.Context, uids []string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.dead {
+		return errDead
+	}
+	maps.DeleteFunc(w.exempt, func(uid string, _ string) bool { return !slices.Contains(uids, uid) })
+	return nil
+}
+
 // addressed is an attachment that has an address.
 func addressed(name, container, addr string) agentapi.Attachment {
 	a := sandboxOf(name, container)
@@ -134,11 +144,41 @@ func TestProbesOfARunningPod(t *testing.T) {
 		w.object("web", true, has("10.0.0.3"))
 		w.wantExempt(map[string]string{"uid-web": "[10.0.0.3]"})
 		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web "+string(proxylink.Acked))
-		w.object("other", true, func(p *intent.Pod) { p.UID = "uid-other" })
-		got := w.r.UIDs()
-		slices.Sort(got)
-		if want := []string{"uid-other", "uid-web"}; !slices.Equal(got, want) {
-			t.Errorf("the node's pods are %q, want %q", got, want)
-		}
 	})
 }
+
+// What nobody has ended, as of a pod that went while no agent ran, is ended once all pods
+// are known, and not before.
+func TestProbesOfPodsThatAreNoMore(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.space("c1")
+		w.object("web", true)
+		if err := w.r.Add(w.t.Context(), addressed("web", "c1", "10.0.0.2")); err != nil {
+			t.Fatal(err)
+		}
+		w.object("untold", true, func(p *intent.Pod) { p.UID = "uid-untold" })
+		w.stop()
+		both := map[string]string{"uid-web": "[10.0.0.2]", "uid-untold": "[10.0.0.4]"}
+		w.mu.Lock()
+		w.exempt["uid-untold"], w.exempt["uid-gone"] = "[10.0.0.4]", "[10.0.0.3]"
+		w.unsynced = true
+		w.mu.Unlock()
+		w.start()
+		w.pass(time.Minute)
+		w.mu.Lock()
+		if len(w.exempt) != 3 {
+			t.Errorf("before all pods are known are left: %v", w.exempt)
+		}
+		w.unsynced = false
+		w.mu.Unlock()
+		w.pass(time.Minute)
+		w.wantExempt(both)
+	})
+}
+
+// noProbes is for a node that nobody probes.
+type noProbes struct{}
+
+func (noProbes) Exempt(context.Context, string, *netns.Handle, []netip.Addr) error { return nil }
+func (noProbes) Delete(context.Context, string) error                              { return nil }
+func (noProbes) KeepOnly(context.Context, []string) error                          { return nil }

@@ -142,7 +142,7 @@ func startNode(t *testing.T, workers int) *node {
 	listen(t, n.peer, "0.0.0.0:80")
 	o := opener(t)
 	n.r, err = New(Config{
-		Policy: policy, Source: n, Proxies: n, Records: n,
+		Policy: policy, Source: n, Proxies: n, Probes: noProbes{}, Records: n,
 		Find: o.Finder.Told, Gone: sandbox.Place.Gone, Open: o.Open, Search: n.search,
 		ProbeIPv4: ruleset.DefaultProbeIPv4, ProbeIPv6: ruleset.DefaultProbeIPv6,
 		PodWait: time.Minute, ProxyWait: time.Minute, AckWait: time.Minute,

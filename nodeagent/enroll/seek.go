@@ -21,6 +21,7 @@ func (r *Reconciler) seek(ctx context.Context) {
 			return
 		case <-tick.C:
 			r.Seek(ctx)
+			r.prune(ctx)
 		}
 	}
 }

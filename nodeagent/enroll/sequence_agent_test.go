@@ -144,7 +144,6 @@ func startAgent(dir nodeDir, host *netns.Handle, pods *source, sweep time.Durati
 	group.Go(func() error {
 		select {
 		case <-a.reconciler.Adopted():
-			_ = probes.KeepOnly(ctx, a.reconciler.UIDs()) // what it leaves is seen at the end
 			a.reconciler.Seek(ctx)
 			a.server.Open()
 			close(a.ready)

@@ -196,7 +196,6 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { return a.reconciler.Run(ctx) })
 	group.Go(func() error { return a.watcher.Run(ctx) })
 	group.Go(func() error { return a.probes.Run(ctx) })
-	group.Go(func() error { return a.pruneProbes(ctx) })
 	group.Go(func() error { return a.proxies.Run(ctx) })
 	group.Go(func() error { return a.pods.Run(ctx) })
 	group.Go(func() error { return a.plugins.Run(ctx, dir.listener) })

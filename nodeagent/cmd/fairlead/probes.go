@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"strings"
 	"time"
 
@@ -48,27 +47,5 @@ func (a *agent) probesChanged() func(hostnet.Status) {
 			a.logger.Warn("health probes of captured pods may fail", "problem", now.Problem)
 		}
 		last = now
-	}
-}
-
-// pruneProbes takes away what is exempt of pods that are no more, from when all pods are
-// known: now and then, since a pod may end while nobody who knows its UID hears of it.
-func (a *agent) pruneProbes(ctx context.Context) error {
-	for _, known := range []<-chan struct{}{a.synced, a.reconciler.Adopted()} {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-known:
-		}
-	}
-	tick := time.NewTicker(a.config.SweepInterval.Duration)
-	defer tick.Stop()
-	for {
-		_ = a.probes.KeepOnly(ctx, a.reconciler.UIDs()) // that it failed is in its status
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
 	}
 }
