@@ -209,7 +209,7 @@ func remedy(err error) string {
 	case errors.Is(err, unix.EPERM):
 		return ": CAP_NET_ADMIN is needed, and no other process may own the table (flag owner)"
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPROTONOSUPPORT):
-		return ": the kernel needs nf_tables with the modules nft_ct, nft_nat, nft_chain_nat and nft_socket (Linux 5.13)"
+		return ": the kernel needs nf_tables with the modules nft_ct, nft_nat, nft_chain_nat and nft_socket (Linux 5.13); without them choose another way for probes in the configuration"
 	}
 	return ""
 }
