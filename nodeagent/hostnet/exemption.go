@@ -88,7 +88,7 @@ func (c Config) validate() error {
 // A Pod is what the exemption needs to know of a captured pod.
 type Pod struct {
 	Addrs []netip.Addr
-	// Links are the host's interfaces that lead to it; see the function Links.
+	// Links are the host's interfaces that lead to it.
 	Links []string
 }
 
@@ -108,8 +108,9 @@ type Status struct {
 // An Exemption keeps our table in the host's network namespace.
 type Exemption struct {
 	config Config
-	conn   *nlconn.Conn // nil without SNAT and after Close
-	wake   chan string  // of one: somebody may have changed the table, and who
+	conn   *nlconn.Conn
+	routes *nlconn.Conn
+	wake   chan string // of one: somebody may have changed the table, and who
 
 	wishing sync.Mutex // wishes; it is never held for long
 	wishes  []func()   // what change is called for, and has not done yet
@@ -144,11 +145,13 @@ func New(c Config) (*Exemption, error) {
 		return nil, fmt.Errorf("cannot exempt health probes: %w", err)
 	}
 	e := &Exemption{config: c, wake: make(chan string, 1), pods: newPods(), seen: time.Now()}
-	conn, err := nlconn.Open(c.Host, unix.NETLINK_NETFILTER)
-	if err != nil {
+	var err error
+	if e.conn, err = nlconn.Open(c.Host, unix.NETLINK_NETFILTER); err != nil {
 		return nil, err
 	}
-	e.conn = conn
+	if e.routes, err = nlconn.Open(c.Host, unix.NETLINK_ROUTE); err != nil {
+		return nil, errors.Join(err, e.conn.Close())
+	}
 	switch c.Probes {
 	case HostIP:
 		e.status.Kubelet.Mode = HostAddress
@@ -164,7 +167,7 @@ func New(c Config) (*Exemption, error) {
 func (e *Exemption) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	err := e.conn.Close()
+	err := errors.Join(e.conn.Close(), e.routes.Close())
 	if e.kubelet != nil {
 		err = errors.Join(err, e.kubelet.close())
 		e.kubelet = nil
@@ -195,12 +198,12 @@ func (e *Exemption) Exempt(ctx context.Context, uid string, pod *netns.Handle, a
 	if e.config.Probes != SNAT {
 		return nil
 	}
-	names, err := Links(ctx, e.config.Host, pod)
+	links, err := e.links(ctx, pod)
 	if err != nil {
 		return err
 	}
 	addrs = slices.DeleteFunc(slices.Clone(addrs), netip.Addr.IsLinkLocalUnicast)
-	return e.Set(ctx, uid, Pod{Addrs: addrs, Links: names})
+	return e.Set(ctx, uid, Pod{Addrs: addrs, Links: links})
 }
 
 // Set exempts the probes of a pod: when it returns without an error they are. What the

@@ -71,8 +71,11 @@ func TestSpoofedSource(t *testing.T) {
 func TestLinkVanishes(t *testing.T) {
 	netlab.Kernel(t)
 	n := newNode(t, 3)
+	c := config(n.host)
+	c.Watcher = watcher(t)
+	e := open(t, c)
 	for i, pod := range n.pods {
-		got, err := Links(t.Context(), n.host.Handle, pod.Handle)
+		got, err := e.links(t.Context(), pod.Handle)
 		if want := podOf(i).Links; err != nil || !slices.Equal(got, want) {
 			t.Errorf("the interfaces of pod %d: %q, %v; want %q", i, got, err, want)
 		}
@@ -81,17 +84,14 @@ func TestLinkVanishes(t *testing.T) {
 	elsewhere := netlab.NewNS(t, "elsewhere")
 	index, _, _ := strings.Cut(netlab.MustRun(t, n.host, "ip", "-o", "link", "show", "veth1"), ":")
 	netlab.MustRun(t, elsewhere, "ip", "link", "add", "x", "index", index, "type", "veth", "peer", "name", "eth1", "netns", n.pods[0].Name)
-	if got, err := Links(t.Context(), n.host.Handle, n.pods[0].Handle); err != nil || !slices.Equal(got, podOf(0).Links) {
+	if got, err := e.links(t.Context(), n.pods[0].Handle); err != nil || !slices.Equal(got, podOf(0).Links) {
 		t.Errorf("the interfaces of a pod with a pair to elsewhere: %q, %v", got, err)
 	}
 	alone := netlab.NewNS(t, "alone")
-	if got, err := Links(t.Context(), n.host.Handle, alone.Handle); err != nil || got != nil {
+	if got, err := e.links(t.Context(), alone.Handle); err != nil || got != nil {
 		t.Errorf("the interfaces of a pod without any: %q, %v", got, err)
 	}
 
-	c := config(n.host)
-	c.Watcher = watcher(t)
-	e := open(t, c)
 	run(t, e)
 	for i := range n.pods {
 		set(t, e, fmt.Sprintf("pod-%d", i), podOf(i))

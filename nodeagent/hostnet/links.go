@@ -13,32 +13,28 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 )
 
-// Links are the names of the host's interfaces that are the other ends of a pod's.
+// links are the names of the host's interfaces that are the other ends of a pod's.
 // There are none of a pod whose interfaces are not pairs, as macvlan.
-func Links(ctx context.Context, host, pod *netns.Handle) ([]string, error) {
+func (e *Exemption) links(ctx context.Context, pod *netns.Handle) ([]string, error) {
 	inside, err := nlconn.Open(pod, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, err
 	}
-	outside, err := nlconn.Open(host, unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, errors.Join(err, inside.Close())
-	}
-	names, err := links(ctx, outside, inside, pod)
+	names, err := peers(ctx, e.routes, inside, pod)
 	if err != nil {
 		err = fmt.Errorf("cannot find the host's interfaces of network namespace %s: %w", pod.ID(), err)
 	}
-	return names, errors.Join(err, inside.Close(), outside.Close())
+	return names, errors.Join(err, inside.Close())
 }
 
-// links asks the pod for the numbers of its interfaces' peers, and the host whether these
+// peers asks the pod for the numbers of its interfaces' peers, and the host whether these
 // are peers of that pod's: the numbers alone may be of any namespace.
-func links(ctx context.Context, host, pod *nlconn.Conn, handle *netns.Handle) ([]string, error) {
+func peers(ctx context.Context, host, pod *nlconn.Conn, handle *netns.Handle) ([]string, error) {
 	number, known, err := namespaceNumber(ctx, host, handle)
 	if err != nil || !known {
 		return nil, err
 	}
-	peers, err := nlconn.List(ctx, pod, unix.RTM_GETLINK, linkRequest(0), func(reply []byte) (uint32, bool, error) {
+	indexes, err := nlconn.List(ctx, pod, unix.RTM_GETLINK, linkRequest(0), func(reply []byte) (uint32, bool, error) {
 		a, err := linkAttrs(reply)
 		peer := a.Value(unix.IFLA_LINK)
 		if err != nil || len(peer) != 4 || a.Value(unix.IFLA_LINK_NETNSID) == nil {
@@ -50,8 +46,8 @@ func links(ctx context.Context, host, pod *nlconn.Conn, handle *netns.Handle) ([
 		return nil, err
 	}
 	var names []string
-	for _, peer := range peers {
-		err := host.Request(ctx, unix.RTM_GETLINK, 0, linkRequest(peer), func(reply []byte) error {
+	for _, index := range indexes {
+		err := host.Request(ctx, unix.RTM_GETLINK, 0, linkRequest(index), func(reply []byte) error {
 			a, err := linkAttrs(reply)
 			if of := a.Value(unix.IFLA_LINK_NETNSID); err == nil && len(of) == 4 && int32(binary.NativeEndian.Uint32(of)) == number {
 				names = append(names, a.Text(unix.IFLA_IFNAME))
