@@ -69,7 +69,7 @@ lint: ## check style, generated code and the modules' tidiness
 	@integration/make/lint
 
 .PHONY: e2e
-e2e: root cluster-command ## run the end-to-end tests on a real Kubernetes cluster made of namespaces (root)
+e2e: root image cluster-command cluster-helm ## run the end-to-end tests on a real Kubernetes cluster made of namespaces (root)
 	@integration/make/packages cluster
 	@bin/cluster build
 	@cd integration/cluster && go test -tags e2e -count=1 -p 1 -timeout 60m $(if $(RUN),-run '$(RUN)') -v ./e2e/...
@@ -78,6 +78,12 @@ e2e: root cluster-command ## run the end-to-end tests on a real Kubernetes clust
 cluster-command:
 	@cd integration/cluster && $(STATIC) -o ../../bin/ ./cmd/cluster
 	@ln -sf cluster bin/kubectl
+
+# Where bin/cluster looks for it.
+.PHONY: cluster-helm
+cluster-helm: cluster-command ## build bin/helm, which runs Helm in the cluster (5 minutes, once)
+	@cd charts/tests && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../../bin/tools/ tool
+	@ln -sf cluster bin/helm
 
 # NODES is how many nodes the cluster gets: 1, or more.
 .PHONY: cluster-up

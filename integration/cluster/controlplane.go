@@ -209,10 +209,17 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 
 // KubectlCommand returns a command that runs kubectl as the administrator.
 func (c *Cluster) KubectlCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	return c.Command(ctx, append([]string{c.state.Programs + "/kubectl", "--kubeconfig=" + c.Kubeconfig()}, args...)...)
+}
+
+// Command returns a command of the machine's that runs in the cluster's network
+// namespace, for one that talks to the API server: KUBECONFIG makes it the administrator.
+func (c *Cluster) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	pid, err := c.root.Pid(ctx)
 	if err != nil {
 		return nil, err
 	}
-	kubectl := []string{"-t", strconv.Itoa(pid), "-n", "--", c.state.Programs + "/kubectl", "--kubeconfig=" + c.Kubeconfig()}
-	return command(ctx, "nsenter", append(kubectl, args...)...), nil
+	cmd := command(ctx, "nsenter", append([]string{"-t", strconv.Itoa(pid), "-n", "--"}, args...)...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
+	return cmd, nil
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -53,6 +54,26 @@ func (c *Cluster) LoadImage(ctx context.Context, i image.Image) error {
 	if err != nil {
 		return err
 	}
+	return c.load(ctx, path)
+}
+
+// LoadArchive is LoadImage for one that package image has written. It returns its name.
+func (c *Cluster) LoadArchive(ctx context.Context, file string) (name string, err error) {
+	content, err := os.ReadFile(file)
+	if err == nil {
+		name, err = image.Name(bytes.NewReader(content))
+	}
+	if err != nil {
+		return "", fmt.Errorf("cannot load the image in %s: %w", file, err)
+	}
+	path := c.path(imagesDir, url.PathEscape(name)+archive)
+	if err := os.WriteFile(path, content, 0o644); err != nil {
+		return "", err
+	}
+	return name, c.load(ctx, path)
+}
+
+func (c *Cluster) load(ctx context.Context, path string) error {
 	for _, n := range c.Nodes {
 		if _, err := n.init.Pid(ctx); err != nil {
 			continue

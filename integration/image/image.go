@@ -19,6 +19,7 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -54,6 +55,11 @@ const (
 	layerType    = "application/vnd.oci.image.layer.v1.tar+gzip"
 )
 
+const (
+	indexName      = "index.json"
+	nameAnnotation = "io.containerd.image.name"
+)
+
 // A blob is a part of an image, which others refer to by its descriptor.
 type blob struct {
 	content    []byte
@@ -79,7 +85,7 @@ func (i Image) Write(w io.Writer) error {
 	manifest := blobs[0].descriptor
 	manifest["platform"] = map[string]any{"architecture": runtime.GOARCH, "os": "linux"}
 	manifest["annotations"] = map[string]any{ // containerd's, which is the whole name, and everybody's
-		"io.containerd.image.name": i.Name, "org.opencontainers.image.ref.name": i.Name[colon+1:],
+		nameAnnotation: i.Name, "org.opencontainers.image.ref.name": i.Name[colon+1:],
 	}
 	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "mediaType": indexType, "manifests": []any{manifest}})
 	if err != nil {
@@ -89,7 +95,7 @@ func (i Image) Write(w io.Writer) error {
 	parts := []struct {
 		name    string
 		content []byte
-	}{{"oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)}, {"index.json", index}}
+	}{{"oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)}, {indexName, index}}
 	for _, b := range blobs {
 		name := strings.Replace(digest(b.content), ":", "/", 1)
 		parts = append(parts, struct {
@@ -103,6 +109,30 @@ func (i Image) Write(w io.Writer) error {
 		}
 	}
 	return archive.Close()
+}
+
+// Name returns the name of the image that Write has written.
+func Name(r io.Reader) (string, error) {
+	archive := tar.NewReader(r)
+	for {
+		header, err := archive.Next()
+		if err != nil {
+			return "", fmt.Errorf("cannot find the index of an image's archive: %w", err)
+		}
+		if header.Name != indexName {
+			continue
+		}
+		var index struct {
+			Manifests []struct{ Annotations map[string]string }
+		}
+		if err := json.NewDecoder(archive).Decode(&index); err != nil {
+			return "", fmt.Errorf("cannot read the index of an image's archive: %w", err)
+		}
+		if len(index.Manifests) != 1 || index.Manifests[0].Annotations[nameAnnotation] == "" {
+			return "", errors.New("the archive is not one of a single image with a name; remedy: make image")
+		}
+		return index.Manifests[0].Annotations[nameAnnotation], nil
+	}
 }
 
 // blobs returns the image's manifest, and what that refers to.

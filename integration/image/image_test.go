@@ -159,6 +159,16 @@ drwxr-xr-x 0:0 0 etc/ ""
 	}
 }
 
+func TestName(t *testing.T) {
+	i := image.Image{Name: "localhost:5000/fairlead/app:1", Entrypoint: []string{"/app"}, Files: map[string]image.File{"/app": {Source: program(t, "app"), Mode: 0o755}}}
+	if name, err := image.Name(bytes.NewReader(write(t, i))); err != nil || name != i.Name {
+		t.Errorf("its name is %q, want %q (%v)", name, i.Name, err)
+	}
+	if name, err := image.Name(strings.NewReader("no archive")); err == nil {
+		t.Errorf("what is no archive has the name %q", name)
+	}
+}
+
 func TestImagesThatCannotBeWritten(t *testing.T) {
 	for want, i := range map[string]image.Image{
 		"cannot pack /app: open /nowhere/app: no such file or directory": {Name: "a:1", Files: map[string]image.File{"/app": {Source: "/nowhere/app"}}},

@@ -8,7 +8,9 @@
 //	cluster node-down NODE                 switch a node off, as by its plug
 //	cluster node-up NODE                   switch it on again
 //	cluster exec NODE [COMMAND...]         run a command, or a shell, in a node
+//	cluster load ARCHIVE...                give all nodes the images that "make image" wrote
 //	cluster kubectl ARGUMENTS...           run kubectl; the link kubectl does it too
+//	cluster helm ARGUMENTS...              run helm, likewise; "make cluster-helm" builds it
 package main
 
 import (
@@ -30,8 +32,8 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	args := os.Args[1:]
-	if filepath.Base(os.Args[0]) == "kubectl" {
-		args = append([]string{"kubectl"}, args...)
+	if name := filepath.Base(os.Args[0]); name == "kubectl" || name == "helm" {
+		args = append([]string{name}, args...)
 	}
 	err := run(ctx, args)
 	stop()
@@ -42,7 +44,7 @@ func main() {
 }
 
 var errUsage = errors.New("usage: cluster build [-source DIR] | up [-nodes N] [-source DIR] | down | status | node-down NODE | node-up NODE | " +
-	"exec NODE [COMMAND [ARGUMENT]] | kubectl [ARGUMENT]")
+	"exec NODE [COMMAND [ARGUMENT]] | load ARCHIVE... | kubectl [ARGUMENT] | helm [ARGUMENT]")
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
@@ -71,6 +73,10 @@ func run(ctx context.Context, args []string) error {
 	case verb == "kubectl":
 		cmd, err := c.KubectlCommand(ctx, args...)
 		return become(cmd, err)
+	case verb == "load" && len(args) > 0:
+		return load(ctx, c, args)
+	case verb == "helm":
+		return helm(ctx, c, args)
 	case verb == "exec" && len(args) > 0, verb == "node-down" && len(args) == 1, verb == "node-up" && len(args) == 1:
 		n, err := c.Node(args[0])
 		if err != nil {
@@ -79,6 +85,31 @@ func run(ctx context.Context, args []string) error {
 		return onNode(ctx, verb, n, args[1:])
 	}
 	return errUsage
+}
+
+func load(ctx context.Context, c *cluster.Cluster, archives []string) error {
+	for _, archive := range archives {
+		name, err := c.LoadArchive(ctx, archive)
+		if err != nil {
+			return err
+		}
+		fmt.Println(name)
+	}
+	return nil
+}
+
+// helm runs what lies in the directory tools beside this program.
+func helm(ctx context.Context, c *cluster.Cluster, args []string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	program := filepath.Join(filepath.Dir(self), "tools/helm")
+	if _, err := os.Stat(program); err != nil {
+		return fmt.Errorf("cannot run helm: %w; remedy: make cluster-helm", err)
+	}
+	cmd, err := c.Command(ctx, append([]string{program}, args...)...)
+	return become(cmd, err)
 }
 
 func onNode(ctx context.Context, verb string, n *cluster.Node, command []string) error {
