@@ -61,7 +61,9 @@ type Pod struct {
 	Labels, Annotations  map[string]string
 	HostNetwork          bool
 	RuntimeClass         string // empty: the node's default
+	RuntimeHandler       string // the class's, as the runtime knows it; empty if that is not known
 	Phase                string
+	Deleting             bool // it is to end
 	IPs                  []netip.Addr
 }
 
@@ -99,8 +101,9 @@ type Policy struct {
 	CaptureDNS        bool
 	// Existing is the default for namespaces that do not say.
 	Existing Existing
-	// OwnStacks are the runtime classes whose pods have a network stack of their own, in
-	// which the kernel's redirects have no effect. A * stands for any text.
+	// OwnStacks are the runtime classes, by their names or their handlers', whose pods have
+	// a network stack of their own, in which the kernel's redirects have no effect. A *
+	// stands for any text.
 	OwnStacks []string
 }
 
@@ -157,9 +160,9 @@ func (p Policy) Decide(pod Pod, ns Namespace) Decision {
 	}
 	for i, s := range p.Selectors {
 		if s.Pod.Matches(labels.Set(pod.Labels)) && s.Namespace.Matches(labels.Set(ns.Labels)) {
-			if p.ownStack(pod.RuntimeClass) {
+			if class := p.ownStack(pod); class != "" {
 				return Decision{Reason: OwnNetworkStack, Message: fmt.Sprintf(
-					"enablement selector %d matches, but pods of runtime class %s have a network stack of their own", i+1, clip(pod.RuntimeClass))}
+					"enablement selector %d matches, but pods of runtime class %s have a network stack of their own", i+1, class)}
 			}
 			d := Decision{Capture: true, Reason: Selected, Message: fmt.Sprintf("enablement selector %d matches", i+1)}
 			d.Redirect, d.Warnings = p.redirect(pod.Annotations)
@@ -211,12 +214,22 @@ func (p Policy) excluded(pod Pod) (Reason, string) {
 	return "", ""
 }
 
-// ownStack reports whether pods of a runtime class have a network stack of their own.
-func (p Policy) ownStack(class string) bool {
-	return slices.ContainsFunc(p.OwnStacks, func(pattern string) bool {
-		match, err := path.Match(pattern, class)
-		return err == nil && match
-	})
+// ownStack returns the pod's runtime class, in words, if it gives pods a network stack of
+// their own. Its name is anybody's choice; the handler's is what the runtime acts on.
+func (p Policy) ownStack(pod Pod) string {
+	is := func(name string) bool {
+		return slices.ContainsFunc(p.OwnStacks, func(pattern string) bool {
+			match, err := path.Match(pattern, name)
+			return err == nil && match
+		})
+	}
+	switch {
+	case is(pod.RuntimeClass):
+		return clip(pod.RuntimeClass)
+	case pod.RuntimeHandler != "" && is(pod.RuntimeHandler):
+		return clip(pod.RuntimeClass) + " (handler " + clip(pod.RuntimeHandler) + ")"
+	}
+	return ""
 }
 
 // redirect reads the annotations that change the rules.

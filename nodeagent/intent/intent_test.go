@@ -56,6 +56,8 @@ func TestWhichPods(t *testing.T) {
 		{name: "own network stack, another runtime", pod: intent.Pod{RuntimeClass: "gvisor"}, ns: ambient, want: intent.OwnNetworkStack},
 		{name: "own network stack, not labelled", pod: intent.Pod{RuntimeClass: "runsc"}, want: intent.NotLabelled},
 		{name: "own network stack, opted out", pod: intent.Pod{Labels: none, RuntimeClass: "runsc"}, ns: ambient, want: intent.OptedOut},
+		{name: "own network stack, by the handler", pod: intent.Pod{Labels: ambient, RuntimeClass: "sandboxed", RuntimeHandler: "runsc"}, want: intent.OwnNetworkStack, detail: "pods of runtime class sandboxed (handler runsc)"},
+		{name: "another handler", pod: intent.Pod{Labels: ambient, RuntimeClass: "sandboxed", RuntimeHandler: "crun"}, want: intent.Selected},
 		{name: "another runtime class", pod: intent.Pod{Labels: ambient, RuntimeClass: "crun"}, want: intent.Selected},
 		{name: "pending is not over", pod: intent.Pod{Labels: ambient, Phase: "Pending"}, want: intent.Selected},
 	} {
