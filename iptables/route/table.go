@@ -198,4 +198,8 @@ func (r *Router) routePossible(ctx context.Context, f family) (bool, error) {
 	return true, nil
 }
 
-var errLoopbackDown = errors.New("lo is down")
+// LoopbackDown is the first that is said of a namespace whose lo is down. The kernel takes
+// the routes over it away, too.
+const LoopbackDown = "lo is down"
+
+var errLoopbackDown = errors.New(LoopbackDown)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-mesh/fairlead/iptables/route"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
 
@@ -88,8 +89,13 @@ func (p *pod) uphold(ctx context.Context) error {
 	if applied := p.apply(ctx, p.applied); applied != nil {
 		return errors.Join(applied, err)
 	}
-	p.repaired++
 	p.repairs = append(p.repairs, time.Now())
+	if p.object.Deleting && strings.HasPrefix(drift, route.LoopbackDown) {
+		// The runtime takes the pod's networks down, lo first, and has us told last: nobody is
+		// to be blamed. But what still runs while the pod ends needs it.
+		return err
+	}
+	p.repaired++
 	p.r.config.Metrics.repairs.Inc()
 	p.r.config.Logger.Warn("redirection put right", "pod", p.name(), "drift", brief(drift), "rulesetChangedBy", p.culprit())
 	p.r.config.Logger.Debug("what was put right", "pod", p.name(), "drift", drift)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead-mesh/fairlead/iptables/route"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
@@ -18,6 +19,7 @@ type space struct {
 	path      string
 	open      int
 	rules     string // what is applied, as text
+	down      bool   // lo is
 	missing   string // listeners that are not there: "tcp", "dns"
 	proxied   int
 	older     int // connections that bypass
@@ -80,7 +82,7 @@ func (s *space) Apply(_ context.Context, want ruleset.Config) error {
 	if err := cmp.Or(s.fail["apply"], s.w.step()); err != nil {
 		return err
 	}
-	s.rules = describe(want)
+	s.rules, s.down = describe(want), false
 	s.w.note("apply %s", s.rules)
 	return nil
 }
@@ -94,6 +96,9 @@ func (s *space) Check(_ context.Context, want ruleset.Config, _ Depth) (string, 
 	defer s.w.mu.Unlock()
 	if err := s.fail["check"]; err != nil {
 		return "", err
+	}
+	if s.down {
+		return route.LoopbackDown + "\nIPv4: the route over it is missing", s.fail["look"]
 	}
 	if s.rules != describe(want) {
 		return "table inet fairlead is missing", s.fail["look"]

@@ -51,7 +51,7 @@ func desire(p *pod, f fact, now time.Time) (want report, again time.Duration) {
 			want.condition = condition(corev1.ConditionFalse, f.pod)
 		}
 		return want, 0
-	case p.deleting, !astray(f.pod):
+	case p.Deleting, !astray(f.pod):
 		return want, 0
 	case f.pod.Reason == status.NetnsUnknown && p.Phase == string(corev1.PodPending):
 		return want, 0 // its sandbox is still to come

@@ -123,25 +123,6 @@ func TestFailedStartsAreCounted(t *testing.T) {
 	})
 }
 
-func TestRepairsAreTold(t *testing.T) {
-	repaired := func(times int) func(*status.Pod) {
-		return func(p *status.Pod) { p.Rules.Repaired = times }
-	}
-	const text = "Normal web RulesRepaired: what redirects the pod's traffic had been changed by somebody, and was put right (%d times so far)"
-	inNode(t, func(n *node) {
-		n.is("web", status.Captured, status.OK, repaired(2)) // before this agent was
-		n.wantRecorded()
-		n.is("web", status.Captured, status.OK, repaired(3))
-		n.wantRecorded(fmt.Sprintf(text, 3))
-		n.is("web", status.Captured, status.OK, repaired(4))
-		n.wantRecorded(fmt.Sprintf(text, 3) + " (2 times)")
-		n.is("web", status.Captured, status.OK, repaired(0)) // a new sandbox
-		n.pass(time.Hour)
-		n.is("web", status.Captured, status.OK, repaired(1))
-		n.wantRecorded(fmt.Sprintf(text, 3)+" (2 times)", fmt.Sprintf(text, 1))
-	})
-}
-
 // One pod in an endless fight, and all pods of the node at once: so many events are sent,
 // nobody waits for them, and the series' number is right.
 func TestEventFlood(t *testing.T) {

@@ -31,10 +31,9 @@ func (n name) String() string { return n.namespace + "/" + n.name }
 // A pod is what is kept of a pod's object. It does not change.
 type pod struct {
 	intent.Pod
-	version  string // of the object
-	deleting bool
-	gated    bool   // it waits for our condition before it is ready
-	stands   report // what the API shows of it
+	version string // of the object
+	gated   bool   // it waits for our condition before it is ready
+	stands  report // what the API shows of it
 }
 
 // A report is what the API shows, or should show, of a pod's capture.
@@ -56,9 +55,10 @@ func podOf(o *corev1.Pod) *pod {
 			ServiceAccount: o.Spec.ServiceAccountName,
 			Labels:         o.Labels, Annotations: ours(o.Annotations),
 			HostNetwork: o.Spec.HostNetwork, Phase: string(o.Status.Phase),
+			Deleting: o.DeletionTimestamp != nil,
 		},
-		version: o.ResourceVersion, deleting: o.DeletionTimestamp != nil,
-		gated: slices.ContainsFunc(o.Spec.ReadinessGates, func(g corev1.PodReadinessGate) bool { return g.ConditionType == Condition }),
+		version: o.ResourceVersion,
+		gated:   slices.ContainsFunc(o.Spec.ReadinessGates, func(g corev1.PodReadinessGate) bool { return g.ConditionType == Condition }),
 	}
 	if class := o.Spec.RuntimeClassName; class != nil {
 		p.RuntimeClass = *class

@@ -14,36 +14,50 @@ const (
 	// mesh before people are told.
 	longPending = 10 * time.Second
 
+	// repairDelay is how long it may take until it is seen that a pod ends.
+	repairDelay = 2 * time.Second
+
 	// rulesRepaired is the reason of the one remark that is not about a pod's state.
 	rulesRepaired = "RulesRepaired"
 )
 
-// remarks returns what people should be told of a pod now, which of its states they know
-// of then, and when to ask again.
-func remarks(p *pod, f fact, now time.Time) (all []remark, told string, again time.Duration) {
-	if f.pod.Rules.Repaired > f.repaired {
-		all = append(all, remark{corev1.EventTypeNormal, rulesRepaired,
-			note("what redirects the pod's traffic had been changed by somebody, and was put right (%d times so far)", f.pod.Rules.Repaired)})
+// repairs returns the remark about repairs that people have not been told of, if there is
+// one, how many they know of then, and when to ask again. Of a pod that ends nobody is told:
+// the runtime takes its network down piece by piece.
+func repairs(p *pod, f fact, now time.Time) (all []remark, known int, again time.Duration) {
+	times := f.pod.Rules.Repaired
+	if times <= f.repaired || p.Deleting || f.pod.State == status.NotCaptured {
+		return nil, times, 0
 	}
+	if left := repairDelay - now.Sub(f.repairedAt); left > 0 {
+		return nil, f.repaired, left
+	}
+	return []remark{{corev1.EventTypeNormal, rulesRepaired,
+		note("what redirects the pod's traffic had been changed by somebody, and was put right (%d times so far)", times)}}, times, 0
+}
+
+// remarks returns what people should be told of a pod's state now, which of its states they
+// know of then, and when to ask again.
+func remarks(p *pod, f fact, now time.Time) (all []remark, told string, again time.Duration) {
 	delay, worth := worthTelling(p, f.pod)
 	if !worth {
-		return all, "", 0
+		return nil, "", 0
 	}
 	told = fmt.Sprint(f.pod.State, f.pod.Reason)
 	if f.pod.State == status.Pending && !f.pod.Netns.Known {
 		told += fmt.Sprint(f.pod.Since) // each start that failed is one more
 	}
 	if told == f.told {
-		return all, told, 0
+		return nil, told, 0
 	}
 	if left := delay - now.Sub(f.pod.Since); left > 0 {
-		return all, f.told, left
+		return nil, f.told, left
 	}
 	text := note("%s: %s", f.pod.State, f.pod.Message)
 	if f.pod.Remedy != "" {
 		text = note("%s; remedy: %s", text, f.pod.Remedy)
 	}
-	return append(all, remark{corev1.EventTypeWarning, string(f.pod.Reason), text}), told, 0
+	return []remark{{corev1.EventTypeWarning, string(f.pod.Reason), text}}, told, 0
 }
 
 // worthTelling says whether people should be told of a pod's state, once it has lasted.
@@ -57,7 +71,7 @@ func worthTelling(p *pod, now status.Pod) (delay time.Duration, worth bool) {
 		return alarm, now.Reason == status.ReasonOldConnections
 	case status.Pending:
 		switch {
-		case now.Reason == status.Capturing, p.deleting:
+		case now.Reason == status.Capturing, p.Deleting:
 			return 0, false
 		case now.Reason == status.NetnsUnknown && p.Phase == string(corev1.PodPending):
 			return 0, false // its sandbox is still to come

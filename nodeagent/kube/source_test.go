@@ -205,10 +205,10 @@ func TestPodOf(t *testing.T) {
 		Pod: intent.Pod{
 			Namespace: "shop", Name: "web", UID: "u1", ServiceAccount: "sa", Labels: map[string]string{"a": "b"},
 			Annotations: map[string]string{intent.AnnotationDNS: "false", intent.AnnotationConfigHash: "h1", "fairlead.io/enforcement": "strict"},
-			HostNetwork: true, RuntimeClass: "kata-qemu", Phase: "Running",
+			HostNetwork: true, RuntimeClass: "kata-qemu", Phase: "Running", Deleting: true,
 			IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")},
 		},
-		version: "7", deleting: true, gated: true,
+		version: "7", gated: true,
 		stands: report{annotation: "enabled", condition: corev1.PodCondition{Type: Condition, Status: corev1.ConditionTrue, Reason: "OK"}},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(pod{}, report{}), cmpopts.EquateComparable(netip.Addr{})); diff != "" {

@@ -42,15 +42,16 @@ type Writer struct {
 
 // A fact is what is known of one pod, beside its object.
 type fact struct {
-	pod      status.Pod
-	since    time.Time // when it should have been captured and was not, without a break
-	unserved time.Time // when no proxy listened in it, without a break
-	wrote    time.Time
-	refused  string // the version of the object at which the API had no such pod any more
-	failures int    // of writes, in a row
-	retryAt  time.Time
-	told     string // the state that people were told of last
-	repaired int    // how many repairs they know of
+	pod        status.Pod
+	since      time.Time // when it should have been captured and was not, without a break
+	unserved   time.Time // when no proxy listened in it, without a break
+	wrote      time.Time
+	refused    string // the version of the object at which the API had no such pod any more
+	failures   int    // of writes, in a row
+	retryAt    time.Time
+	told       string    // the state that people were told of last
+	repaired   int       // how many repairs they know of
+	repairedAt time.Time // when the first was made of which they do not
 }
 
 // failed is why a pod's write did not succeed.
@@ -147,6 +148,9 @@ func (w *Writer) take(p status.Pod) (news bool) {
 	}
 	was := f.pod
 	f.pod = p
+	if p.Rules.Repaired > f.repaired && was.Rules.Repaired <= f.repaired {
+		f.repairedAt = time.Now()
+	}
 	since(&f.since, astray(p))
 	since(&f.unserved, astray(p) && !p.Listeners.Ready())
 	return was.State != p.State || was.Reason != p.Reason || was.Message != p.Message ||
@@ -216,16 +220,17 @@ func (w *Writer) turn(ctx context.Context, uid string) {
 
 // tell has people told of a pod's state, and says when to ask again.
 func (w *Writer) tell(uid string, p *pod, now fact) (again time.Duration) {
-	all, told, again := remarks(p, now, time.Now())
-	for _, r := range all {
+	states, told, again := remarks(p, now, time.Now())
+	changes, repaired, later := repairs(p, now, time.Now())
+	for _, r := range append(states, changes...) {
 		w.events.record(p, r)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if f := w.facts[uid]; f != nil {
-		f.told, f.repaired = told, now.pod.Rules.Repaired
+		f.told, f.repaired = told, repaired
 	}
-	return again
+	return sooner(again, later)
 }
 
 // write patches the pod's status. The UID in it keeps a pod that has the name by now from
