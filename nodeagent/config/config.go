@@ -73,8 +73,9 @@ type Config struct {
 	ExcludeNamespaces []string `json:"excludeNamespaces"`
 	// EnablementSelectors choose the pods; one that matches is enough.
 	EnablementSelectors []Selector `json:"enablementSelectors"`
-	// UnsupportedRuntimeClasses are the runtime classes, by their names, whose pods have a
-	// network stack of their own and are never captured; a * stands for any text.
+	// UnsupportedRuntimeClasses are the runtime classes, by their names or their handlers',
+	// whose pods have a network stack of their own and are never captured; a * stands for
+	// any text.
 	UnsupportedRuntimeClasses []string `json:"unsupportedRuntimeClasses"`
 	// DNSCapture is the default for pods that do not say.
 	DNSCapture bool `json:"dnsCapture"`
@@ -83,7 +84,8 @@ type Config struct {
 	ExistingConnections intent.Existing `json:"existingConnections,omitempty"`
 	// Installed is when Fairlead was installed on this cluster, as 2026-01-02T15:04:05Z:
 	// what started later has been promised capture, and its connections that are older
-	// than that are reset if it ran before the agent did. Left out, it is not known.
+	// than that are reset if it ran before the agent did. Left out, it is when the agent's
+	// DaemonSet was created; without one it is not known.
 	Installed metav1.Time `json:"installed,omitzero"`
 	// ProbeAddresses are the kubelet's source addresses as captured pods see them.
 	ProbeAddresses ProbeAddresses `json:"probeAddresses"`

@@ -43,6 +43,21 @@ func TestAddCapturesBeforeItSucceeds(t *testing.T) {
 	})
 }
 
+// What is known of the cause of a wait changes while it lasts, and does not make it longer.
+func TestAddWaitsOnceForThePodsObject(t *testing.T) {
+	inWorld(t, func(w *world) {
+		began := time.Now()
+		answer := w.addLater(w.t.Context(), "web", "c1")
+		w.pass(3 * time.Second)
+		w.breaks(status.APIUnavailable)
+		err := <-answer
+		wantFailure(w.t, err, status.APIUnavailable, "not captured: so it is")
+		if took := time.Since(began); took != 5*time.Second {
+			w.t.Errorf("it took %s", took)
+		}
+	})
+}
+
 func TestAddWaitsForWhatItNeeds(t *testing.T) {
 	tcp := func(w *world) { s := w.space("c1"); s.set(func() { s.missing = "tcp" }) }
 	for _, test := range []struct {
@@ -60,9 +75,15 @@ func TestAddWaitsForWhatItNeeds(t *testing.T) {
 		},
 		{
 			"manifest",
-			func(w *world) { w.breaks("a.yaml", "b.yaml", "c.yaml", "d.yaml", "e.yaml") },
-			func(w *world) { w.breaks() },
-			status.ManifestBroken, "what the pod's namespace asks for is not known while a.yaml, b.yaml, c.yaml, 2 more cannot be read",
+			func(w *world) { w.breaks(status.ManifestBroken) },
+			func(w *world) { w.breaks("") },
+			status.ManifestBroken, "so it is",
+		},
+		{
+			"API",
+			func(w *world) { w.breaks(status.APIUnavailable) },
+			func(w *world) { w.breaks("") },
+			status.APIUnavailable, "so it is",
 		},
 		{
 			"proxy",

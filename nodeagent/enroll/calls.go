@@ -306,14 +306,16 @@ func (p *pod) settle(ctx context.Context, out *outcome) {
 // has waited long enough.
 func (p *pod) patience(reason status.Reason) (left time.Duration, over bool) {
 	total := addLimit - time.Since(p.adding.came)
+	if reason == status.ManifestBroken || reason == status.APIUnavailable {
+		reason = status.PodUnknown // one wait, however much is known of its cause
+	}
 	limits := map[status.Reason]time.Duration{
-		status.Capturing:      addLimit,
-		status.PodUnknown:     p.r.config.PodWait,
-		status.ManifestBroken: p.r.config.PodWait,
-		status.NoProxy:        p.r.config.ProxyWait,
-		status.NoAnswer:       p.r.config.AckWait,
-		status.NoListeners:    p.r.config.AckWait,
-		status.KernelRefused:  kernelPatience,
+		status.Capturing:     addLimit,
+		status.PodUnknown:    p.r.config.PodWait,
+		status.NoProxy:       p.r.config.ProxyWait,
+		status.NoAnswer:      p.r.config.AckWait,
+		status.NoListeners:   p.r.config.AckWait,
+		status.KernelRefused: kernelPatience,
 	}
 	limit, patient := limits[reason]
 	if !patient {

@@ -52,8 +52,9 @@
 //     namespace vanishes: whatever anybody says, the pod is over. The process ends by
 //     which a pod was found: it is searched for again, and over when nothing more of it
 //     is found.
-//   - A manifest that cannot be read: pods that were decided on stay as they are; those
-//     that cannot be wait, and name it.
+//   - A manifest that cannot be read, an API that cannot be asked: pods that were decided
+//     on stay as they are; those that cannot be wait, and
+//     say why.
 //   - A DEL for a pod that was found, and whose container's id nobody knows: the
 //     namespace that it names decides, and otherwise the kernel.
 //   - A pod started before the agent did, on a new node or after a boot: if it is known

@@ -3,6 +3,8 @@ package enroll
 import (
 	"testing"
 	"time"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
 func TestObjectGone(t *testing.T) {
@@ -14,17 +16,29 @@ func TestObjectGone(t *testing.T) {
 	})
 }
 
+// What keeps the source from knowing later on does not bring back what it knew to be gone.
+func TestObjectGoneStaysGone(t *testing.T) {
+	captured(t, func(w *world, _ *space) {
+		w.forget("web")
+		w.breaks(status.APIUnavailable)
+		w.wantState("web Captured ObjectGone", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+		w.breaks("")
+		w.object("web", true)
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+	})
+}
+
 // A pod that has not started yet says which file is to be mended.
 func TestManifestThatMayHoldAPodsNamespace(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.object("web", true)
-		w.breaks("dep.yaml")
+		w.breaks(status.ManifestBroken)
 		w.wantState("web Pending ManifestBroken")
 		got := w.r.Report()[0]
-		if want := "what the pod's namespace asks for is not known while dep.yaml cannot be read"; got.Message != want || got.Remedy != got.Reason.Remedy() {
+		if got.Message != "so it is" || got.Remedy != got.Reason.Remedy() {
 			t.Errorf("message %q, remedy %q", got.Message, got.Remedy)
 		}
-		w.breaks()
+		w.breaks("")
 		w.wantState("web Pending NetworkNamespaceUnknown")
 	})
 }
@@ -32,14 +46,14 @@ func TestManifestThatMayHoldAPodsNamespace(t *testing.T) {
 // A manifest that cannot be read says nothing of pods that were decided on.
 func TestManifestThatCannotBeRead(t *testing.T) {
 	captured(t, func(w *world, _ *space) {
-		w.breaks("dep.yaml")
+		w.breaks(status.ManifestBroken)
 		w.pass(time.Hour)
 		w.wantDone()
 		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
 		w.restart()
 		w.pass(time.Minute)
 		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
-		w.breaks()
+		w.breaks("")
 		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
 		w.forget("web")
 		w.wantState("web Captured ObjectGone", "/run/netns/c1 has full+dns", "proxy has uid-web acked")

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -72,7 +71,7 @@ func (p *pod) reconcile(ctx context.Context) outcome {
 	}
 	p.look()
 	if !p.known {
-		return p.r.undecided(p.unknown)
+		return p.r.undecided(p.attachment.Namespace, p.attachment.Name, p.unknown)
 	}
 	out := p.towards(ctx)
 	if out.reason == status.KernelRefused {
@@ -120,7 +119,8 @@ func (p *pod) look() {
 		ok, p.unknown = false, fmt.Sprintf("its object or manifest has UID %s, the runtime speaks of %s", object.UID, p.uid)
 	}
 	if !ok {
-		p.gone = p.known && p.r.config.Source.Synced() && p.r.unread() == ""
+		unread, _ := p.r.unread(p.attachment.Namespace, p.attachment.Name)
+		p.gone = p.gone || p.known && p.r.config.Source.Synced() && unread == ""
 		return
 	}
 	p.object, p.known, p.gone = object, true, false
@@ -134,26 +134,20 @@ func (p *pod) look() {
 }
 
 // undecided is the outcome for a pod of which the source does not know enough, and
-// says so in its own words if it can read all there is.
-func (r *Reconciler) undecided(unknown string) outcome {
-	if unread := r.unread(); unread != "" {
-		return outcome{state: status.Pending, reason: status.ManifestBroken,
-			message: "what the pod's namespace asks for is not known while " + unread + " cannot be read"}
+// says so in its own words if nothing keeps it from knowing.
+func (r *Reconciler) undecided(namespace, name, unknown string) outcome {
+	out := outcome{state: status.Pending, reason: status.PodUnknown, message: unknown}
+	if reason, why := r.unread(namespace, name); reason != "" {
+		out.reason, out.message = reason, why
 	}
-	return outcome{state: status.Pending, reason: status.PodUnknown, message: unknown}
+	return out
 }
 
-// unread names what the source cannot read, the first few of it; empty if nothing.
-func (r *Reconciler) unread() string {
-	const most = 3
+func (r *Reconciler) unread(namespace, name string) (status.Reason, string) {
 	if r.config.Unread == nil {
-		return ""
+		return "", ""
 	}
-	names := r.config.Unread()
-	if more := len(names) - most; more > 0 {
-		names = append(names[:most:most], fmt.Sprintf("%d more", more))
-	}
-	return strings.Join(names, ", ")
+	return r.config.Unread(namespace, name)
 }
 
 // isOver reports whether the pod's namespace is gone, or is another one than was on

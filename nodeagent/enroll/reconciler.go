@@ -88,9 +88,10 @@ const (
 type Config struct {
 	Policy intent.Policy
 	Source Source
-	// Unread names what the Source cannot read now: what Lookup does not know may be
-	// there. nil: it reads all.
-	Unread  func() []string
+	// Unread says what keeps the Source from knowing a pod that Lookup does not know, which
+	// may be there even so: a reason, and why in its own words. No reason: nothing does. nil:
+	// nothing ever does.
+	Unread  func(namespace, name string) (reason status.Reason, why string)
 	Proxies Proxies
 	Probes  Probes
 	Records Records
@@ -104,9 +105,9 @@ type Config struct {
 	// Search looks for namespaces that the runtime has not named.
 	Search func(context.Context, []sandbox.Wanted) (map[string]sandbox.Found, map[string]error)
 
-	// Installed is when the pods of this cluster were first promised capture; zero if
-	// that is not known.
-	Installed time.Time
+	// Installed says when the pods of this cluster were first promised capture; zero if
+	// that is not known, nil if it never is. It is asked when the Source is synced.
+	Installed func() time.Time
 
 	ProbeIPv4, ProbeIPv6 netip.Addr
 

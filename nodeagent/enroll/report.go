@@ -79,8 +79,8 @@ func (r *Reconciler) untold(object intent.Pod, known early) status.Pod {
 	}
 	switch {
 	case !ok:
-		pod.Intent = status.Intent{Reason: string(r.undecided("").reason), Message: "its namespace is not known"}
-		out := r.undecided("what the pod's namespace asks for is not known")
+		out := r.undecided(object.Namespace, object.Name, "what the pod's namespace asks for is not known")
+		pod.Intent = status.Intent{Reason: string(out.reason), Message: "its namespace is not known"}
 		pod.State, pod.Reason, pod.Message = out.state, out.reason, out.message
 		pod.Remedy = pod.Reason.Remedy()
 	case d.Capture && known.failure != nil:

@@ -127,7 +127,11 @@ func (r *Reconciler) shouldBeCaptured(object intent.Pod) (capture, ok bool) {
 // than the agent: it was promised capture, being younger than the installation, and
 // nobody has labelled it since. What is not known speaks for the pod's connections.
 func (r *Reconciler) raced(found sandbox.Found, uid string) bool {
-	return !r.config.Installed.IsZero() && found.Born.After(r.config.Installed) && !r.plain[uid]
+	if r.config.Installed == nil || r.plain[uid] {
+		return false
+	}
+	installed := r.config.Installed()
+	return !installed.IsZero() && found.Born.After(installed)
 }
 
 // take makes a found namespace the pod's. r.mu is held.

@@ -50,7 +50,7 @@ type world struct {
 	existing intent.Existing
 
 	unsynced bool
-	unread   []string              // what the source cannot read
+	unread   status.Reason         // what keeps the source from knowing
 	hidden   bool                  // the source does not know the namespaces of its pods
 	full     error                 // why no record can be written
 	objects  map[string]intent.Pod // by namespace/name
@@ -93,7 +93,7 @@ func (w *world) start() {
 	w.r, err = New(Config{
 		Policy: policy,
 		Source: w, Unread: w.cannotRead, Proxies: w, Probes: probes{w}, Records: w, Find: w.find, Gone: w.gone, Open: w.open, Search: w.search,
-		Installed: w.installed, Reported: w.reported,
+		Installed: func() time.Time { return w.installed }, Reported: w.reported,
 		PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
 		ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
 		Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.NewTextHandler(&w.logged, nil)),
@@ -291,17 +291,20 @@ func (w *world) Lookup(namespace, name string) (intent.Pod, intent.Namespace, bo
 	return p, intent.Namespace{Name: namespace}, ok && !w.hidden
 }
 
-func (w *world) cannotRead() []string {
+func (w *world) cannotRead(string, string) (status.Reason, string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.unread
+	if w.unread == "" {
+		return "", ""
+	}
+	return w.unread, "so it is"
 }
 
-// breaks puts manifests into the source that it cannot read, or mends them: while it
-// cannot, it does not know its pods' namespaces.
-func (w *world) breaks(files ...string) {
+// breaks keeps the source from knowing its pods' namespaces for a reason; without one it
+// is mended.
+func (w *world) breaks(reason status.Reason) {
 	w.mu.Lock()
-	w.unread, w.hidden = files, len(files) > 0
+	w.unread, w.hidden = reason, reason != ""
 	w.mu.Unlock()
 	w.r.Wake("")
 	synctest.Wait()

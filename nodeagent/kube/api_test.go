@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,11 +15,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// An api is an API server of pods, namespaces and events that behaves: versions, watches,
+// An api is an API server of pods, namespaces, runtime classes and events that behaves: versions, watches,
 // lists that expire, patches that keep what they do not name, a UID that is checked.
 type api struct {
 	mu         sync.Mutex
@@ -28,6 +30,8 @@ type api struct {
 	anyCache   bool // somebody has asked for a list that may be old
 	pods       map[name]*corev1.Pod
 	namespaces map[string]*metav1.PartialObjectMetadata
+	classes    map[string]*nodev1.RuntimeClass
+	sets       map[string]*metav1.PartialObjectMetadata // the DaemonSets
 	events     map[string]*eventsv1.Event
 	history    []change
 	woken      chan struct{}                        // closed at the next change
@@ -40,7 +44,7 @@ type api struct {
 // A change is what a watch tells.
 type change struct {
 	version  int
-	kind     string // Pod or Namespace
+	kind     string // Pod, Namespace or RuntimeClass
 	verb     string
 	object   any
 	nodeName string
@@ -49,6 +53,7 @@ type change struct {
 func newAPI() *api {
 	return &api{
 		version: 100, streaming: true, pods: map[name]*corev1.Pod{}, namespaces: map[string]*metav1.PartialObjectMetadata{},
+		classes: map[string]*nodev1.RuntimeClass{}, sets: map[string]*metav1.PartialObjectMetadata{},
 		events: map[string]*eventsv1.Event{}, woken: make(chan struct{}), cut: make(chan struct{}), agents: map[string]bool{},
 	}
 }
@@ -121,6 +126,30 @@ func (a *api) deleteNamespace(namespace string) {
 	a.happen("Namespace", "DELETED", &ns.ObjectMeta, ns, "")
 }
 
+// class creates a runtime class, or changes its handler.
+func (a *api) class(class, handler string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	verb := "MODIFIED"
+	if a.classes[class] == nil {
+		verb = "ADDED"
+	}
+	c := &nodev1.RuntimeClass{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"},
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Handler: handler,
+	}
+	a.classes[class] = c
+	a.happen("RuntimeClass", verb, &c.ObjectMeta, c, "")
+}
+
+func (a *api) deleteClass(class string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.classes[class]
+	delete(a.classes, class)
+	a.happen("RuntimeClass", "DELETED", &c.ObjectMeta, c, "")
+}
+
 // cutWatches ends the watches that are open; expire has those that go on from before now
 // be refused.
 func (a *api) cutWatches(expire bool) {
@@ -185,7 +214,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	a.mu.Lock()
 	a.agents[r.UserAgent()] = true
-	if r.Method != http.MethodGet || len(path) > 3 {
+	if r.Method != http.MethodGet || len(path) > 4 {
 		a.log = append(a.log, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+string(body)))
 	}
 	refuse := a.refuse
@@ -203,41 +232,80 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.event(w, path, body)
 	case r.Method == http.MethodPatch:
 		a.patch(w, name{path[3], path[5]}, body)
-	case len(path) == 3:
+	case len(path) == 3 || kindOf(r) == "RuntimeClass":
 		a.list(w, r)
 	default:
-		a.get(w, path)
+		a.get(w, r, path)
 	}
 }
 
 func answer(w http.ResponseWriter, code int, object any) {
 	w.Header().Set("Content-Type", "application/json")
+	if s, ok := object.(*metav1.Status); ok && s.Details != nil && s.Details.RetryAfterSeconds > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
+	}
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(object)
 }
 
 var notFound = failure(http.StatusNotFound, metav1.StatusReasonNotFound, "not found")
 
-func (a *api) get(w http.ResponseWriter, path []string) {
+// cutOut leaves the part of a list that is asked for, unless it goes on with one that has
+// expired. a.mu is held.
+func (a *api) cutOut(l *corev1.PodList, query url.Values) *metav1.Status {
+	from := 0
+	if token := query.Get("continue"); token != "" {
+		var version int
+		if _, err := fmt.Sscanf(token, "%d@%d", &from, &version); err != nil {
+			panic(err)
+		}
+		if version < a.oldest {
+			return failure(http.StatusGone, metav1.StatusReasonExpired, "the provided continue parameter is too old")
+		}
+	}
+	l.Items = l.Items[from:]
+	if limit, _ := strconv.Atoi(query.Get("limit")); limit > 0 && limit < len(l.Items) {
+		l.Items = l.Items[:limit]
+		l.Continue = fmt.Sprintf("%d@%d", from+limit, a.version)
+	}
+	return nil
+}
+
+func (a *api) get(w http.ResponseWriter, r *http.Request, path []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(path) == 4 {
-		if ns := a.namespaces[path[3]]; ns != nil {
-			answer(w, http.StatusOK, ns)
+	switch last := path[len(path)-1]; {
+	case len(path) == 4 && a.namespaces[last] != nil:
+		answer(w, http.StatusOK, a.namespaces[last])
+	case len(path) == 7 && path[1] == "apps" && a.sets[last] != nil:
+		answer(w, http.StatusOK, a.sets[last])
+	case len(path) == 6 && a.pods[name{path[3], last}] != nil:
+		p := a.pods[name{path[3], last}]
+		if strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") {
+			answer(w, http.StatusOK, &metav1.PartialObjectMetadata{
+				TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}, ObjectMeta: p.ObjectMeta,
+			})
 			return
 		}
-	} else if p := a.pods[name{path[3], path[5]}]; p != nil {
 		answer(w, http.StatusOK, p)
-		return
+	default:
+		answer(w, http.StatusNotFound, notFound)
 	}
-	answer(w, http.StatusNotFound, notFound)
 }
 
 func (a *api) list(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	list := metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)}
-	if strings.HasSuffix(r.URL.Path, "/namespaces") {
+	switch kindOf(r) {
+	case "RuntimeClass":
+		l := nodev1.RuntimeClassList{TypeMeta: metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClassList"}, ListMeta: list}
+		for _, n := range slices.Sorted(maps.Keys(a.classes)) {
+			l.Items = append(l.Items, *a.classes[n])
+		}
+		answer(w, http.StatusOK, l)
+		return
+	case "Namespace":
 		l := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}, ListMeta: list}
 		for _, n := range slices.Sorted(maps.Keys(a.namespaces)) {
 			l.Items = append(l.Items, *a.namespaces[n])
@@ -251,146 +319,14 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusOK, l)
 		return
 	}
-	for _, p := range a.pods {
-		if r.URL.Query().Get("fieldSelector") == "spec.nodeName="+p.Spec.NodeName {
+	for _, n := range slices.SortedFunc(maps.Keys(a.pods), compareNames) {
+		if p := a.pods[n]; r.URL.Query().Get("fieldSelector") == "spec.nodeName="+p.Spec.NodeName {
 			l.Items = append(l.Items, *p)
 		}
 	}
+	if s := a.cutOut(&l, r.URL.Query()); s != nil {
+		answer(w, int(s.Code), s)
+		return
+	}
 	answer(w, http.StatusOK, l)
-}
-
-// watch tells of all that happened after a version, and goes on.
-func (a *api) watch(w http.ResponseWriter, r *http.Request) {
-	query := r.URL.Query()
-	kind := "Pod"
-	if strings.HasSuffix(r.URL.Path, "/namespaces") {
-		kind = "Namespace"
-	}
-	a.mu.Lock()
-	after, _ := strconv.Atoi(query.Get("resourceVersion"))
-	initial := query.Get("sendInitialEvents") == "true"
-	if initial && !a.streaming {
-		a.mu.Unlock()
-		answer(w, http.StatusUnprocessableEntity, failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "sendInitialEvents: Forbidden"))
-		return
-	}
-	if !initial && after < a.oldest {
-		a.mu.Unlock()
-		answer(w, http.StatusGone, failure(http.StatusGone, metav1.StatusReasonExpired, "too old resource version"))
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusOK)
-	send := func(verb string, object any) {
-		_ = json.NewEncoder(w).Encode(map[string]any{"type": verb, "object": object})
-	}
-	if initial {
-		a.sendAll(kind, query.Get("fieldSelector"), send)
-		after = a.version
-	}
-	cut := a.cut
-	for {
-		for _, c := range a.history {
-			if c.version > after && c.kind == kind && (c.nodeName == "" || query.Get("fieldSelector") == "spec.nodeName="+c.nodeName) {
-				send(c.verb, c.object)
-			}
-		}
-		after = a.version
-		woken := a.woken
-		a.mu.Unlock()
-		w.(http.Flusher).Flush()
-		select {
-		case <-r.Context().Done():
-			return
-		case <-cut:
-			return
-		case <-woken:
-		}
-		a.mu.Lock()
-	}
-}
-
-// sendAll tells of all there is, and that this was all. a.mu is held.
-func (a *api) sendAll(kind, selector string, send func(string, any)) {
-	end := metav1.ObjectMeta{ResourceVersion: strconv.Itoa(a.version), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
-	if kind == "Namespace" {
-		for _, ns := range a.namespaces {
-			send("ADDED", ns)
-		}
-		send("BOOKMARK", metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}, ObjectMeta: end})
-		return
-	}
-	for _, p := range a.pods {
-		if selector == "spec.nodeName="+p.Spec.NodeName {
-			send("ADDED", p)
-		}
-	}
-	send("BOOKMARK", corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: end})
-}
-
-// patch merges what the agent's patches hold, as a strategic merge patch of pods/status
-// is merged: annotations by key, conditions by type.
-func (a *api) patch(w http.ResponseWriter, n name, body []byte) {
-	var patch struct {
-		Metadata struct {
-			UID         types.UID
-			Annotations map[string]*string
-		}
-		Status struct{ Conditions []corev1.PodCondition }
-	}
-	if err := json.Unmarshal(body, &patch); err != nil {
-		panic(err)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.pods[n]
-	switch {
-	case p == nil:
-		answer(w, http.StatusNotFound, notFound)
-		return
-	case p.UID != patch.Metadata.UID:
-		answer(w, http.StatusUnprocessableEntity, failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "field is immutable", "metadata.uid"))
-		return
-	}
-	p = p.DeepCopy()
-	a.pods[n] = p
-	for key, value := range patch.Metadata.Annotations {
-		if value == nil {
-			delete(p.Annotations, key)
-		} else {
-			metav1.SetMetaDataAnnotation(&p.ObjectMeta, key, *value)
-		}
-	}
-	for _, c := range patch.Status.Conditions {
-		i := slices.IndexFunc(p.Status.Conditions, func(have corev1.PodCondition) bool { return have.Type == c.Type })
-		if i < 0 {
-			p.Status.Conditions = append(p.Status.Conditions, c)
-		} else {
-			p.Status.Conditions[i] = c
-		}
-	}
-	a.happen("Pod", "MODIFIED", &p.ObjectMeta, p, p.Spec.NodeName)
-	answer(w, http.StatusOK, p)
-}
-
-// event creates an event, or changes the series of one.
-func (a *api) event(w http.ResponseWriter, path []string, body []byte) {
-	var e eventsv1.Event
-	if err := json.Unmarshal(body, &e); err != nil {
-		panic(err)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(path) == 7 {
-		known := a.events[path[6]]
-		if known == nil {
-			answer(w, http.StatusNotFound, notFound)
-			return
-		}
-		known.Series = e.Series
-		answer(w, http.StatusOK, known)
-		return
-	}
-	a.events[e.Name] = &e
-	answer(w, http.StatusCreated, &e)
 }

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -22,6 +23,7 @@ type Client struct {
 	host       string
 	core       *rest.RESTClient
 	events     *rest.RESTClient
+	node       *rest.RESTClient
 	metadata   metadata.Interface
 	parameters runtime.ParameterCodec
 }
@@ -55,7 +57,7 @@ func NewClient(kubeconfig, version string) (*Client, error) {
 
 func newClient(config *rest.Config, version string) (*Client, error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), eventsv1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), nodev1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
 	config = rest.CopyConfig(config)
@@ -75,6 +77,9 @@ func newClient(config *rest.Config, version string) (*Client, error) {
 		return nil, err
 	}
 	if c.events, err = restClient(config, connection, "/apis", eventsv1.SchemeGroupVersion); err != nil {
+		return nil, err
+	}
+	if c.node, err = restClient(config, connection, "/apis", nodev1.SchemeGroupVersion); err != nil {
 		return nil, err
 	}
 	c.metadata, err = metadata.NewForConfigAndClient(config, connection)

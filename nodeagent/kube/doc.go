@@ -1,8 +1,9 @@
 // Package kube is the agent's Kubernetes side: what the API says of this node's pods
 // comes in (Source), and what has become of them goes out (Writer).
 //
-// Of each pod of this node the little is kept that a decision needs, of namespaces
-// their labels and our annotations; other nodes' pods are never asked for.
+// Of each pod of this node the little is kept that a decision needs, of namespaces their
+// labels and our annotations, of runtime classes their handlers; other nodes' pods are never
+// asked for. When the agent was installed is asked once, of its own DaemonSet.
 //
 // What goes out is the annotation ambient.istio.io/redirection and the condition
 // fairlead.io/Captured, in one patch, when what the API shows is different:
@@ -19,16 +20,19 @@
 //
 // People are told by events on the pod when it bypasses, is blocked, unsupported or long
 // on its way, when its start failed, when older connections go past the proxy, and when
-// its rules had to be repaired; the event's reason is the one in status.
+// its rules had to be repaired though it does not end; the event's reason is the one in
+// status.
 //
 // # What it needs of the API
 //
-// All of it for the agent's service account, cluster-wide:
+// All of it for the agent's service account, cluster-wide but for the last:
 //
-//	pods          get, list, watch
-//	pods/status   patch
-//	namespaces    get, list, watch (as metadata only)
-//	events        create, patch (of the group events.k8s.io)
+//	pods             get, list, watch
+//	pods/status      patch
+//	namespaces       get, list, watch (as metadata only)
+//	runtimeclasses   list, watch (of the group node.k8s.io)
+//	events           create, patch (of the group events.k8s.io)
+//	daemonsets       get, of its own (of the group apps)
 //
 // # Failures it survives
 //
@@ -42,10 +46,15 @@
 //   - A pod with the name of one before it: it is told from that by its UID, whichever of
 //     them the API speaks of last.
 //   - A pod that an ADD asks about before the watch has told of it: it is asked for by
-//     itself. If it was deleted before the answer came, it does not come back.
+//     itself. If it was deleted before the answer came, it does not come back. If there is
+//     no answer, the ADD's error has the API's own words, and what helps.
+//   - Runtime classes, or the agent's own DaemonSet, may not be read, as with the role of an
+//     older chart: classes go by their names; older connections are kept. Either is said.
+//   - A runtime class that is deleted: its pods run on, and are what they were.
 //   - A write that is refused, or not answered: tried again with a growing pause, and
 //     logged once for each cause. A pod that is gone, or replaced by one of its name, is
 //     not tried again, and the other not touched: the UID stands in the patch.
+//   - A pod that ends, whose network goes piece by piece: no repair of it is told of.
 //   - Somebody else's hand on the annotation or the condition: corrected.
 //   - A proxy that is replaced, a state that changes back and forth, a message that
 //     changes all the time: hardly seen by the API, and by the mesh not at all.

@@ -29,11 +29,12 @@ type remark struct {
 // A recorder makes events of remarks. What it cannot send soon it drops: events are for
 // people, and nothing rests on them.
 type recorder struct {
-	client *Client
-	node   string
-	logger *slog.Logger
-	all    flowcontrol.RateLimiter
-	outbox chan occurrence
+	client  *Client
+	node    string
+	metrics *Metrics
+	logger  *slog.Logger
+	all     flowcontrol.RateLimiter
+	outbox  chan occurrence
 
 	mu      sync.Mutex
 	series  map[seriesKey]*series
@@ -69,9 +70,9 @@ const (
 	controller = "fairlead.io/agent"
 )
 
-func newRecorder(client *Client, node string, logger *slog.Logger) *recorder {
+func newRecorder(client *Client, node string, metrics *Metrics, logger *slog.Logger) *recorder {
 	return &recorder{
-		client: client, node: node, logger: logger, outbox: make(chan occurrence, nodeEvents),
+		client: client, node: node, metrics: metrics, logger: logger, outbox: make(chan occurrence, nodeEvents),
 		all:    flowcontrol.NewTokenBucketRateLimiter(nodeEventsPerSecond, nodeEvents),
 		series: map[seriesKey]*series{}, limits: map[string]flowcontrol.RateLimiter{},
 	}
@@ -98,11 +99,13 @@ func (r *recorder) record(p *pod, what remark) {
 		r.limits[p.UID] = limit
 	}
 	if !limit.TryAccept() || !r.all.TryAccept() {
+		r.metrics.dropped()
 		return
 	}
 	select {
 	case r.outbox <- occurrence{p, what, now}:
 	default:
+		r.metrics.dropped()
 	}
 }
 
@@ -127,7 +130,11 @@ func (r *recorder) run(ctx context.Context) {
 
 // sent logs that events cannot be sent, once until one can be; not when the agent ends.
 func (r *recorder) sent(ctx context.Context, err error) {
-	if err != nil && !r.failing && ctx.Err() == nil {
+	if ctx.Err() != nil {
+		return
+	}
+	r.metrics.sent(err)
+	if err != nil && !r.failing {
 		r.logger.Warn("cannot record events; this is not logged again until it succeeds", "error", err,
 			"remedy", remedy(err, "create and patch events.k8s.io/events"))
 	}

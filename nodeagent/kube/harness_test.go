@@ -13,7 +13,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
@@ -22,12 +25,13 @@ import (
 
 // A cluster is an API server, and a Source that follows it, with a clock of their own.
 type cluster struct {
-	t      *testing.T
-	api    *api
-	net    *pipes
-	client *Client
-	source *Source
-	logged netlab.Log
+	t        *testing.T
+	api      *api
+	net      *pipes
+	client   *Client
+	source   *Source
+	logged   netlab.Log
+	registry *prometheus.Registry
 
 	mu      sync.Mutex
 	changed []string // what the Source has told of
@@ -91,15 +95,19 @@ func (p *pipes) goAway(err error) {
 func inCluster(t *testing.T, story func(*cluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		c := &cluster{t: t, api: newAPI(), net: &pipes{conns: make(chan net.Conn), done: make(chan struct{})}}
+		c := &cluster{t: t, api: newAPI(), registry: prometheus.NewRegistry(), net: &pipes{conns: make(chan net.Conn), done: make(chan struct{})}}
 		server := &http.Server{Handler: c.api}
 		go func() { _ = server.Serve(c.net) }()
 		transport := &http.Transport{DialContext: c.net.dial}
+		c.installedAs("fairlead", "agent-x")
 		var err error
 		if c.client, err = newClient(&rest.Config{Host: "http://api", Transport: transport}, "v1.2.3"); err != nil {
 			t.Fatal(err)
 		}
-		c.source, err = NewSource(SourceConfig{Client: c.client, Node: "node1", Changed: c.tell, Logger: c.logger()})
+		c.source, err = NewSource(SourceConfig{
+			Client: c.client, Node: "node1", Agent: types.NamespacedName{Namespace: "system", Name: "agent-x"},
+			Changed: c.tell, Metrics: NewMetrics(c.registry), Logger: c.logger(),
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,6 +118,18 @@ func inCluster(t *testing.T, story func(*cluster)) {
 			synctest.Wait()
 		}()
 		story(c)
+	})
+}
+
+// installedAs has the agent's pod be one of a DaemonSet.
+func (c *cluster) installedAs(set, pod string) {
+	c.api.sets[set] = &metav1.PartialObjectMetadata{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
+		ObjectMeta: metav1.ObjectMeta{Name: set, CreationTimestamp: metav1.Date(1999, 1, 2, 3, 4, 5, 0, time.UTC)},
+	}
+	yes := true
+	c.api.pod("system", pod, elsewhere, func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: set, Controller: &yes}}
 	})
 }
 

@@ -6,13 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A node's pods, full of what is not ours, take little, however large their objects are.
 func TestObjectsAreNotKept(t *testing.T) {
-	s, err := NewSource(SourceConfig{Client: &Client{}, Node: "node1", Changed: func(string) {}, Logger: (&cluster{}).logger()})
+	s, err := NewSource(SourceConfig{Client: &Client{}, Node: "node1", Changed: func(string) {}, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: (&cluster{}).logger()})
 	if err != nil {
 		t.Fatal(err)
 	}

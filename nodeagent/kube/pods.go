@@ -124,7 +124,7 @@ func (t podStore) Delete(o any) error {
 
 func (t podStore) Replace(list []any, version string) error {
 	t.s.change(func() []*pod { return t.s.replace(list, version) })
-	t.s.markSynced(&t.s.podsListed)
+	t.s.hasListed(resourcePods)
 	return nil
 }
 
@@ -210,7 +210,7 @@ func (s *Source) replace(list []any, version string) []*pod {
 func (s *Source) learn(object *corev1.Pod) {
 	s.change(func() []*pod {
 		p := podOf(object)
-		if s.pods[p.name()] == nil && s.podsListed && !newer(p.version, s.version) {
+		if s.pods[p.name()] == nil && !s.unlisted[resourcePods] && !newer(p.version, s.version) {
 			return nil
 		}
 		return s.put(p)
@@ -257,7 +257,7 @@ func (t namespaceStore) Replace(list []any, _ string) error {
 		}
 		return changed
 	})
-	t.s.markSynced(&t.s.namespacesListed)
+	t.s.hasListed(resourceNamespaces)
 	return nil
 }
 

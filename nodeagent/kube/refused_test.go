@@ -87,6 +87,26 @@ func TestForbidden(t *testing.T) {
 	})
 }
 
+// An API server that has too much to do says when it is to be asked again.
+func TestOverloaded(t *testing.T) {
+	inNode(t, func(n *node) {
+		n.api.refusing(func(r *http.Request) *metav1.Status {
+			if r.Method == http.MethodPatch {
+				return busy(3)
+			}
+			return nil
+		})
+		n.is("web", status.Captured, status.OK)
+		n.pass(2 * time.Minute)
+		if asked := strings.Count(n.api.requests(), "PATCH"); asked < 5 || asked > 45 {
+			t.Errorf("asked %d times in two minutes", asked)
+		}
+		n.api.refusing(nil)
+		n.pass(time.Minute)
+		n.wantShown("web", `"enabled" True OK`)
+	})
+}
+
 // The API answers slowly: there is one request at a time for one pod, each is bounded, and
 // what comes of it is what is the case at the end.
 func TestSlowAPI(t *testing.T) {

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -91,7 +90,7 @@ func TestSourceOutage(t *testing.T) {
 		c.wantView("synced true", "shop/old uid-old map[] in map[istio.io/dataplane-mode:ambient]", "shop/web uid-web map[] in map[istio.io/dataplane-mode:ambient]")
 		c.wantTold("")
 		problems := c.source.Problems()
-		if len(problems) != 2 || !strings.Contains(problems[1], "http://api does not tell of pods (since 2000-01-01T00:00:") ||
+		if len(problems) != 3 || !strings.Contains(problems[1], "http://api does not tell of pods (since 2000-01-01T00:00:") ||
 			!strings.Contains(problems[1], "connection refused; what was known stays in force; remedy: look whether the API server runs") {
 			t.Errorf("problems %q", problems)
 		}
@@ -163,6 +162,40 @@ func TestSourceWatchEnds(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// A list that comes in parts, and one of which a part is refused because it took too long,
+// is whole when pods are said to be known.
+func TestSourceListsInParts(t *testing.T) {
+	for _, expires := range []bool{false, true} {
+		inCluster(t, func(c *cluster) {
+			c.api.streaming = false
+			c.api.namespace("shop", nil)
+			for i := range 1200 {
+				c.api.pod("shop", fmt.Sprint("p", i))
+			}
+			parts := 0
+			c.api.refusing(func(r *http.Request) *metav1.Status {
+				if kindOf(r) == "Pod" && r.URL.Query().Get("continue") != "" {
+					if parts++; expires && parts == 2 {
+						c.api.cutWatches(true)
+					}
+				}
+				if c.source.Synced() && parts < 2 {
+					t.Error("synced too early")
+				}
+				return nil
+			})
+			defer c.run(c.source.Run)()
+			c.pass(time.Minute)
+			if got := len(c.source.Pods()); got != 1200 || parts < 2 || !c.source.Synced() {
+				t.Errorf("%d pods, in %d parts; synced %v", got, parts, c.source.Synced())
+			}
+			if lines := c.logged.Lines("level"); len(lines) > 0 {
+				t.Errorf("logged %q", lines)
+			}
+		})
 	}
 }
 
@@ -245,45 +278,6 @@ func TestTransformerKeepsWhatIsKept(t *testing.T) {
 	}
 }
 
-// The watch lags: what is asked for is known at once, and what the watch tells later does
-// not undo it.
-func TestFetch(t *testing.T) {
-	inCluster(t, func(c *cluster) {
-		defer c.run(c.source.Run)()
-		c.api.refusing(func(r *http.Request) *metav1.Status {
-			if r.URL.Query().Get("watch") == "true" {
-				return failure(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "slowly")
-			}
-			return nil
-		})
-		c.api.cutWatches(false)
-		synctest.Wait()
-		c.api.namespace("shop", ambient)
-		c.api.pod("shop", "web", labelled)
-		c.api.pod("shop", "far", elsewhere)
-		c.wantView("synced true")
-		c.told()
-
-		if err := c.source.Fetch(c.t.Context(), "shop", "web"); err != nil {
-			t.Error(err)
-		}
-		c.wantView("synced true", "shop/web uid-web map[istio.io/dataplane-mode:ambient] in map[istio.io/dataplane-mode:ambient]")
-		c.wantTold("uid-web")
-		for podName, want := range map[string]string{
-			"far": `cannot take pod shop/far for this node's: its object names node "node2", this is node "node1"`,
-			"no":  "cannot get pod shop/no from the API: not found",
-		} {
-			if err := c.source.Fetch(c.t.Context(), "shop", podName); err == nil || err.Error() != want {
-				t.Errorf("%s: %v, want %s", podName, err, want)
-			}
-		}
-		c.api.refusing(nil)
-		c.pass(time.Minute)
-		c.wantView("synced true", "shop/web uid-web map[istio.io/dataplane-mode:ambient] in map[istio.io/dataplane-mode:ambient]")
-		c.wantTold("")
-	})
-}
-
 // Answers that come late: of a pod that has been deleted since, and of one whose
 // successor is known already.
 func TestLateAnswers(t *testing.T) {
@@ -328,21 +322,6 @@ func TestStaleList(t *testing.T) {
 	})
 }
 
-// The API takes long: an answer is waited for as long as the caller says.
-func TestFetchIsBounded(t *testing.T) {
-	inCluster(t, func(c *cluster) {
-		c.api.refusing(func(r *http.Request) *metav1.Status {
-			<-r.Context().Done()
-			return notFound
-		})
-		ctx, cancel := context.WithTimeout(c.t.Context(), 2*time.Second)
-		defer cancel()
-		if err := c.source.Fetch(ctx, "shop", "web"); err == nil || !strings.Contains(err.Error(), "deadline exceeded") {
-			t.Errorf("got %v", err)
-		}
-	})
-}
-
 func TestStaticPodsAreKnownByTheirHash(t *testing.T) {
 	inCluster(t, func(c *cluster) {
 		c.api.namespace("shop", nil)
@@ -358,7 +337,7 @@ func TestStaticPodsAreKnownByTheirHash(t *testing.T) {
 func TestUserAgent(t *testing.T) {
 	inCluster(t, func(c *cluster) {
 		defer c.run(c.source.Run)()
-		_ = c.source.Fetch(c.t.Context(), "shop", "web")
+		_ = c.source.fetch(c.t.Context(), name{"shop", "web"})
 		if diff := cmp.Diff(map[string]bool{"fairlead/v1.2.3": true}, c.api.agents); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
@@ -368,7 +347,7 @@ func TestUserAgent(t *testing.T) {
 func TestNewSourceSaysWhatIsMissing(t *testing.T) {
 	for want, config := range map[string]SourceConfig{
 		"a part of the configuration is missing":                                        {Node: "node1"},
-		"the node's name is not known; set nodeName in the configuration, or NODE_NAME": {Client: &Client{}, Changed: func(string) {}, Logger: (&cluster{}).logger()},
+		"the node's name is not known; set nodeName in the configuration, or NODE_NAME": {Client: &Client{}, Changed: func(string) {}, Metrics: &Metrics{}, Logger: (&cluster{}).logger()},
 	} {
 		if _, err := NewSource(config); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)

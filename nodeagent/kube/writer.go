@@ -68,7 +68,7 @@ func NewWriter(c WriterConfig) (*Writer, error) {
 	w := &Writer{
 		config: c, facts: map[string]*fact{}, failing: map[string]failed{},
 		queue:  workqueue.NewTypedDelayingQueue[string](),
-		events: newRecorder(c.Source.config.Client, c.Source.config.Node, c.Logger),
+		events: newRecorder(c.Source.config.Client, c.Source.config.Node, c.Source.config.Metrics, c.Logger),
 	}
 	c.Source.noticed = func(p *pod) { w.queue.Add(p.RuntimeUID()) }
 	return w, nil
@@ -127,7 +127,11 @@ func (w *Writer) look() {
 	defer w.mu.Unlock()
 	maps.DeleteFunc(w.facts, func(uid string, _ *fact) bool { return !known[uid] })
 	maps.DeleteFunc(w.failing, func(uid string, _ failed) bool { return !known[uid] })
+	w.count()
 }
+
+// count tells how many pods cannot be written. w.mu is held.
+func (w *Writer) count() { w.config.Source.config.Metrics.outdated.Set(float64(len(w.failing))) }
 
 // Reported takes in what has become of a pod. It does not block.
 func (w *Writer) Reported(p status.Pod) {
@@ -211,6 +215,7 @@ func (w *Writer) turn(ctx context.Context, uid string) {
 		if ctx.Err() != nil {
 			return // the agent ends; the next one sees what the API shows
 		}
+		w.config.Source.config.Metrics.wrote(err)
 		again = sooner(again, w.settle(uid, p.version, err))
 	}
 	if again > 0 {
@@ -248,7 +253,7 @@ func (w *Writer) write(ctx context.Context, p *pod, want report) error {
 	if err == nil {
 		w.config.Source.learn(answer)
 	}
-	return err
+	return plain(err)
 }
 
 // settle takes in how the write of a version of a pod ended, or, without a version, that
@@ -257,6 +262,7 @@ func (w *Writer) write(ctx context.Context, p *pod, want report) error {
 func (w *Writer) settle(uid, version string, err error) (again time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	defer w.count()
 	f := w.facts[uid]
 	if f == nil {
 		return 0

@@ -38,6 +38,7 @@ func inNode(t *testing.T, story func(*node), with ...func(*corev1.Pod)) {
 		c.api.pod("shop", "web", append(with, labelled)...)
 		defer c.run(c.source.Run)()
 		defer c.run(n.writer.Run)()
+		c.api.requests()
 		story(n)
 	})
 }

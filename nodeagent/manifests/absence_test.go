@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
 func namespace(name, labels string) string {
@@ -122,8 +122,8 @@ func TestFileThatWasNeverGood(t *testing.T) {
 			if _, _, ok := d.dir.Lookup("shop", "web"); ok {
 				t.Error("a pod is known whose namespace may be in the broken file")
 			}
-			if diff := cmp.Diff([]string{"ns.yaml"}, d.dir.Unread()); diff != "" {
-				t.Error(diff)
+			if reason, why := d.dir.Unread("shop", "web"); reason != status.ManifestBroken || why != "what the pod's namespace asks for is not known while ns.yaml cannot be read" {
+				t.Errorf("not read: %s, %s", reason, why)
 			}
 			if !d.knows("back", "db", "on")() {
 				t.Error("a pod is not known whose namespace has a manifest")
@@ -132,8 +132,8 @@ func TestFileThatWasNeverGood(t *testing.T) {
 			d.remove("ns.yaml")
 			d.write("ns.yaml", namespace("shop", "mesh: 'on'"))
 			d.until("web is in the mesh", d.knows("shop", "web", "on"))
-			if len(d.dir.Problems()) != 0 || len(d.dir.Unread()) != 0 {
-				t.Errorf("problems %q after the repair, not read: %q", d.dir.Problems(), d.dir.Unread())
+			if reason, why := d.dir.Unread("shop", "web"); len(d.dir.Problems()) != 0 || reason != "" {
+				t.Errorf("problems %q after the repair, not read: %s", d.dir.Problems(), why)
 			}
 		})
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
 // Config is what a Dir needs.
@@ -122,12 +123,21 @@ func (d *Dir) Pods() []intent.Pod {
 	return pods
 }
 
-// Unread names the files that have no good version. While there are any, what Lookup
-// does not know may be in them.
-func (d *Dir) Unread() []string {
+// Unread says why what Lookup does not know of a pod may be there even so: which files,
+// the first few of them, have no good version. No reason: it is not there.
+func (d *Dir) Unread(_, _ string) (reason status.Reason, why string) {
+	const most = 3
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return slices.Clone(d.current.unread)
+	names := d.current.unread
+	if len(names) == 0 {
+		return "", ""
+	}
+	text := strings.Join(names[:min(len(names), most)], ", ")
+	if more := len(names) - most; more > 0 {
+		text += fmt.Sprintf(", %d more", more)
+	}
+	return status.ManifestBroken, "what the pod's namespace asks for is not known while " + text + " cannot be read"
 }
 
 // Problems returns what is wrong with the directory now, a line each.

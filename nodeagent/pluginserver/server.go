@@ -265,6 +265,7 @@ func (c client) extend(d time.Duration) { _ = c.SetDeadline(time.Now().Add(d)) }
 var codes = map[status.Reason]uint{
 	status.PodUnknown:     agentapi.CodePodUnknown,
 	status.ManifestBroken: agentapi.CodePodUnknown,
+	status.APIUnavailable: agentapi.CodePodUnknown,
 	status.SandboxUnknown: agentapi.CodePodUnknown,
 	status.NetnsRefused:   agentapi.CodeNamespace,
 	status.NetnsUnknown:   agentapi.CodeNamespace,

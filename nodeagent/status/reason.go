@@ -15,6 +15,7 @@ const (
 	Withdrawing          Reason = "Withdrawing"
 	PodUnknown           Reason = "PodUnknown"
 	ManifestBroken       Reason = "ManifestBroken"
+	APIUnavailable       Reason = "APIUnavailable"
 	SandboxUnknown       Reason = "SandboxUnknown"
 	ObjectGone           Reason = "ObjectGone"
 	NetnsUnknown         Reason = "NetworkNamespaceUnknown"
@@ -38,6 +39,7 @@ var remedies = map[Reason]string{
 	ProxyWithoutDNS:      "switch DNS capture on in the proxy, or off for the pod (annotation ambient.istio.io/dns-capture)",
 	PodUnknown:           "look whether the pod's object (or manifest) exists and names this node",
 	ManifestBroken:       "mend or remove the file that is named; the pod needs nothing else",
+	APIUnavailable:       "mend what is named between the agent and the Kubernetes API; it is asked again by itself",
 	SandboxUnknown:       "restart the pod, so that the runtime makes it a new sandbox and tells the agent",
 	ObjectGone:           "delete the pod at the runtime, or put its object (or manifest) back",
 	NetnsUnknown:         "if the pod runs, restart it: it started before the agent, or while fairlead-cni was not in the runtime's configuration; if it has not started yet, there is nothing to do",

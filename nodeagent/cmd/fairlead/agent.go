@@ -87,9 +87,8 @@ type agent struct {
 
 	registry   *prometheus.Registry
 	pods       source
-	unread     func() []string // what the source cannot read; nil: it reads all or nothing
-	kube       *kube.Source    // pods, if that is what they are
-	writer     *kube.Writer    // nil without kube
+	kube       *kube.Source // pods, if that is what they are
+	writer     *kube.Writer // nil without kube
 	proxies    *proxylink.Server
 	watcher    *watch.Watcher
 	probes     *hostnet.Exemption
@@ -154,9 +153,9 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	}
 	opener := enroll.Opener{Finder: finder, Watcher: a.watcher, Processes: sockets.NewProcesses("/proc"), Exempt: []netip.Addr{c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv6}}
 	if a.reconciler, err = enroll.New(enroll.Config{
-		Policy: policy, Source: a.pods, Unread: a.unread, Proxies: a.proxies, Probes: a.probes, Records: enroll.RecordDir(c.File("pods")),
+		Policy: policy, Source: a.pods, Unread: a.pods.Unread, Proxies: a.proxies, Probes: a.probes, Records: enroll.RecordDir(c.File("pods")),
 		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: opener.Open,
-		Installed: c.Installed.Time,
+		Installed: a.promised,
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
 		PodWait: c.Waits.Pod.Duration, ProxyWait: c.Waits.Proxy.Duration, AckWait: c.Waits.Ack.Duration,
 		ReleaseGrace: c.ReleaseGrace.Duration, DrainTimeout: c.DrainTimeout.Duration, SweepInterval: c.SweepInterval.Duration,
@@ -167,7 +166,7 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	a.registry.MustRegister(a.reconciler)
 	var pods pluginserver.Pods = a.reconciler
 	if a.kube != nil {
-		pods = kubePods{a.reconciler, a.kube, c.Waits.Pod.Duration, logger}
+		pods = kubePods{a.reconciler, a.kube, c.Waits.Pod.Duration}
 	}
 	a.plugins, err = pluginserver.New(pluginserver.Config{
 		Pods: pods, Node: a.node, RequestTimeout: requestTimeout, MaxClients: maxClients, Logger: logger,

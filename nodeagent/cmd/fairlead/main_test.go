@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 11) }
+func TestMain(m *testing.M) { netlab.Main(m, 14) }
 
 // run executes a command line and returns what it printed.
 func run(ctx context.Context, args ...string) (string, error) {
@@ -213,8 +213,12 @@ func TestStatusOfAnAgentThatHangs(t *testing.T) {
 // All metrics are good ones, and those that METRICS.md lists.
 func TestMetricsAreListed(t *testing.T) {
 	netlab.Kernel(t)
-	c, _ := settings(t)
-	a, err := newAgent(c, t.TempDir(), slog.New(slog.DiscardHandler))
+	_, file := settings(t, "nodeName: node1", "kubeconfig: "+kubeconfig(t, "http://127.0.0.1:1"))
+	c, err := config.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := newAgent(c, "", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,9 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"log/slog"
 	"os"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
@@ -18,6 +19,8 @@ import (
 type source interface {
 	enroll.Source
 	Run(context.Context) error
+	// Unread says what keeps it from knowing a pod that it does not know.
+	Unread(namespace, name string) (reason status.Reason, why string)
 	// Problems returns what is wrong with it now, a line each.
 	Problems() []string
 }
@@ -29,7 +32,7 @@ func (a *agent) openManifests(dir string) error {
 	if err != nil {
 		return err
 	}
-	a.pods, a.unread = pods, pods.Unread
+	a.pods = pods
 	return nil
 }
 
@@ -41,7 +44,13 @@ func (a *agent) openKubernetes() error {
 	}
 	node := cmp.Or(a.config.NodeName, os.Getenv("NODE_NAME"))
 	a.source = "the Kubernetes API, as node " + node
-	a.kube, err = kube.NewSource(kube.SourceConfig{Client: client, Node: node, Changed: a.podsChanged, Logger: a.logger})
+	var self types.NamespacedName
+	if a.config.Installed.IsZero() {
+		self = types.NamespacedName{Namespace: os.Getenv("POD_NAMESPACE"), Name: os.Getenv("POD_NAME")}
+	}
+	a.kube, err = kube.NewSource(kube.SourceConfig{
+		Client: client, Node: node, Agent: self, Changed: a.podsChanged, Metrics: kube.NewMetrics(a.registry), Logger: a.logger,
+	})
 	if err != nil {
 		return err
 	}
@@ -50,6 +59,15 @@ func (a *agent) openKubernetes() error {
 		Source: a.kube, Report: func() []status.Pod { return a.reconciler.Report() }, Logger: a.logger,
 	})
 	return err
+}
+
+// promised is since when the pods of this cluster have been promised capture, as far as
+// that is known.
+func (a *agent) promised() time.Time {
+	if a.kube == nil || !a.config.Installed.IsZero() {
+		return a.config.Installed.Time
+	}
+	return a.kube.Installed()
 }
 
 // podReported is called by the reconciler.
@@ -74,22 +92,11 @@ type kubePods struct {
 	*enroll.Reconciler
 	source  *kube.Source
 	podWait time.Duration
-	logger  *slog.Logger
 }
 
-// Add asks the API for the pod when half of the time is over that the ADD waits for it,
-// and the watch has not told of it.
+// Add has the API asked for the pod if the watch does not tell of it soon.
 func (k kubePods) Add(ctx context.Context, a agentapi.Attachment) error {
-	asking, cancel := context.WithTimeout(ctx, k.podWait)
-	defer cancel()
-	defer time.AfterFunc(k.podWait/2, func() {
-		if pod, _, ok := k.source.Lookup(a.Namespace, a.Name); ok && pod.Is(a.UID) {
-			return
-		}
-		if err := k.source.Fetch(asking, a.Namespace, a.Name); err != nil && asking.Err() == nil {
-			k.logger.Warn("a pod starts that the API has not told of", "pod", a.Namespace+"/"+a.Name, "error", err)
-		}
-	}).Stop()
+	defer k.source.Expect(ctx, a.Namespace, a.Name, a.UID, k.podWait)()
 	return k.Reconciler.Add(ctx, a)
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,10 +14,16 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
+	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
 
 func kubeconfig(t *testing.T, server string) string {
@@ -29,11 +36,14 @@ func kubeconfig(t *testing.T, server string) string {
 	return file
 }
 
-// An apiServer has a labelled pod and one that opts out, and its watches say nothing. While it is silent its
-// lists do not tell of them.
+// An apiServer has a labelled pod and one that opts out, and its watches say nothing. While
+// it is silent its lists do not tell of them.
 type apiServer struct {
 	silent  atomic.Bool
 	gets    atomic.Int32
+	refused atomic.Bool   // nobody may get a pod
+	late    chan struct{} // closed when namespaces are listed; nil: at once
+	asked   atomic.Int32  // for namespaces
 	patched atomic.Value
 }
 
@@ -53,8 +63,24 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/api/v1/pods":
 		fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"8"},"items":[]}`)
 	case r.URL.Path == "/api/v1/namespaces":
+		s.asked.Add(1)
+		if s.late != nil {
+			select {
+			case <-r.Context().Done():
+			case <-s.late:
+			}
+		}
 		fmt.Fprint(w, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"10"},`+
 			`"items":[{"metadata":{"name":"shop","resourceVersion":"1","labels":{"istio.io/dataplane-mode":"ambient"}}}]}`)
+	case r.URL.Path == "/apis/node.k8s.io/v1/runtimeclasses":
+		fmt.Fprint(w, `{"kind":"RuntimeClassList","apiVersion":"node.k8s.io/v1","metadata":{"resourceVersion":"10"},"items":[]}`)
+	case r.URL.Path == "/api/v1/namespaces/system/pods/agent-x":
+		fmt.Fprint(w, `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"ownerReferences":[{"kind":"DaemonSet","name":"fairlead","controller":true}]}}`)
+	case r.URL.Path == "/apis/apps/v1/namespaces/system/daemonsets/fairlead":
+		fmt.Fprint(w, `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"creationTimestamp":"2026-01-02T03:04:05Z"}}`)
+	case r.URL.Path == "/api/v1/namespaces/shop/pods/web" && s.refused.Load():
+		w.WriteHeader(http.StatusUnauthorized)
+		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"who are you","reason":%q,"code":401}`, metav1.StatusReasonUnauthorized)
 	case r.URL.Path == "/api/v1/namespaces/shop/pods/web":
 		s.gets.Add(1)
 		fmt.Fprint(w, `{"kind":"Pod","apiVersion":"v1",`+strings.TrimPrefix(pod, "{"))
@@ -76,7 +102,7 @@ func inCluster(t *testing.T) (*apiServer, config.Config, string) {
 		server.CloseClientConnections() // watches last
 		server.Close()
 	})
-	c, file := settings(t, "nodeName: node1", "kubeconfig: "+kubeconfig(t, server.URL), "waits: {pod: 100ms}")
+	c, file := settings(t, "nodeName: node1", "kubeconfig: "+kubeconfig(t, server.URL), "waits: {pod: 2s}")
 	return api, c, file
 }
 
@@ -104,11 +130,9 @@ func TestAgentAsksKubernetes(t *testing.T) {
 	})
 }
 
-// The watch does not tell of a pod in time: an ADD has it asked for, and what is wrong
-// next is not that the pod is unknown.
-func TestAddFetchesThePod(t *testing.T) {
-	api, _, file := inCluster(t)
-	api.silent.Store(true)
+// runAgent runs an agent in the test's process until the end of the test.
+func runAgent(t *testing.T, file string) (*agent, kubePods) {
+	t.Helper()
 	c, err := config.Load(file)
 	if err != nil {
 		t.Fatal(err)
@@ -120,17 +144,100 @@ func TestAddFetchesThePod(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- a.run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return a, kubePods{a.reconciler, a.kube, c.Waits.Pod.Duration}
+}
+
+var web = agentapi.Attachment{Namespace: "shop", Name: "web", UID: "u1", ContainerID: "c1", Netns: "/nowhere", Interface: "eth0"}
+
+// The watch does not tell of a pod in time: an ADD has it asked for, and what is wrong
+// next is not that the pod is unknown.
+func TestAddFetchesThePod(t *testing.T) {
+	api, _, file := inCluster(t)
+	api.silent.Store(true)
+	a, pods := runAgent(t, file)
 	netlab.Eventually(t, a.ready)
-	pods := kubePods{a.reconciler, a.kube, c.Waits.Pod.Duration, a.logger}
-	attachment := agentapi.Attachment{Namespace: "shop", Name: "web", UID: "u1", ContainerID: "c1", Netns: "/nowhere", Interface: "eth0"}
-	if err := pods.Add(ctx, attachment); err == nil || strings.Contains(err.Error(), "is known on this node yet") || api.gets.Load() != 1 {
+	if err := pods.Add(t.Context(), web); err == nil || strings.Contains(err.Error(), "is known on this node yet") || api.gets.Load() != 1 {
 		t.Errorf("ADD: %v, asked %d times", err, api.gets.Load())
 	}
-	if err := pods.Add(ctx, attachment); err == nil || api.gets.Load() != 1 {
+	if err := pods.Add(t.Context(), web); err == nil || api.gets.Load() != 1 {
 		t.Errorf("ADD again, the pod being known: %v, asked %d times", err, api.gets.Load())
 	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
+}
+
+// An ADD that fails because the API does not say says what it said instead, and what helps.
+func TestAddSaysWhyThePodIsNotKnown(t *testing.T) {
+	api, _, file := inCluster(t)
+	api.silent.Store(true)
+	api.refused.Store(true)
+	a, pods := runAgent(t, file)
+	netlab.Eventually(t, a.ready)
+	err := pods.Add(t.Context(), web)
+	var failure *enroll.Failure
+	if !errors.As(err, &failure) || failure.Reason != status.APIUnavailable ||
+		!strings.HasPrefix(failure.Message, "not captured: cannot get pod shop/web from the API at http://127.0.0.1:") ||
+		!strings.HasSuffix(failure.Message, ": who are you (look whether the agent's token, or its kubeconfig, is expired or another cluster's)") {
+		t.Errorf("ADD: %v", err)
+	}
+}
+
+// When the agent was installed its configuration says, or the API of its own DaemonSet.
+func TestPromised(t *testing.T) {
+	t.Setenv("POD_NAMESPACE", "system")
+	t.Setenv("POD_NAME", "agent-x")
+	_, _, file := inCluster(t)
+	a, _ := runAgent(t, file)
+	netlab.Eventually(t, a.ready)
+	if got := a.promised().UTC().Format(time.RFC3339); got != "2026-01-02T03:04:05Z" {
+		t.Errorf("by the DaemonSet %s", got)
+	}
+	said := &agent{kube: a.kube, config: config.Config{Installed: metav1.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC)}}
+	if got := said.promised().UTC().Format(time.RFC3339); got != "2025-01-01T00:00:00Z" {
+		t.Errorf("by the configuration %s", got)
+	}
+}
+
+// What proxies may have of pods is not ended because their namespaces are not known yet.
+func TestSnapshotWaitsForNamespaces(t *testing.T) {
+	api, c, file := inCluster(t)
+	api.late = make(chan struct{})
+	runAgent(t, file)
+	var proxy *ztunnelproto.Conn
+	netlab.Eventually(t, func() (err error) {
+		proxy, err = ztunnelproto.Dial(t.Context(), c.ProxySocket)
+		return err
+	})
+	defer func() { _ = proxy.Close() }()
+	if err := proxy.Send(&ztunnelproto.ZdsHello{Version: ztunnelproto.Version_V1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	netlab.Eventually(t, func() error {
+		if api.asked.Load() == 0 {
+			return errors.New("namespaces are not asked for")
+		}
+		return nil
+	})
+	if there, err := proxy.Ready(); there || err != nil {
+		t.Errorf("something was sent before namespaces are known, %v", err)
+	}
+	close(api.late)
+	var got []string
+	for range 2 {
+		var request ztunnelproto.WorkloadRequest
+		if _, err := proxy.Receive(&request); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, request.String())
+		if err := proxy.Send(ztunnelproto.NewResponse(""), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text := strings.ReplaceAll(strings.Join(got, ", "), "  ", " "); text != `keep:{uid:"u1"}, snapshot_sent:{}` {
+		t.Errorf("sent %s", text)
 	}
 }
