@@ -53,7 +53,7 @@
 //     which a pod was found: it is searched for again, and over when nothing more of it
 //     is found.
 //   - A manifest that cannot be read, an API that cannot be asked: pods that were decided
-//     on stay as they are; those that cannot be wait, and
+//     on stay as they are, and proxies keep what they have; those that cannot be wait, and
 //     say why.
 //   - A DEL for a pod that was found, and whose container's id nobody knows: the
 //     namespace that it names decides, and otherwise the kernel.

@@ -72,12 +72,12 @@ func TestConnectionsThatWerePromisedNothing(t *testing.T) {
 func TestAPodWhoseNamespaceComesLater(t *testing.T) {
 	before(t, true, func(w *world) { w.hidden = true }, func(w *world, _ *space) {
 		w.pass(time.Minute)
-		w.wantDone()
+		w.wantDone(captureAndReset[0])
 		w.mu.Lock()
 		w.hidden = false
 		w.mu.Unlock()
 		w.pass(11 * time.Second)
-		w.wantDone(captureAndReset...)
+		w.wantDone(captureAndReset[1:]...)
 	})
 }
 

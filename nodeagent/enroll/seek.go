@@ -84,11 +84,14 @@ func (r *Reconciler) unknown() []sandbox.Wanted {
 		if r.plain[uid] || (ok && !capture) {
 			plain[uid] = true
 		}
-		if !capture {
+		if ok && !capture {
 			continue
 		}
 		w := sandbox.Wanted{UID: uid, Namespace: object.Namespace, Name: object.Name, IPs: object.IPs}
-		wanted = append(wanted, w)
+		if ok {
+			wanted = append(wanted, w)
+		}
+		// One of which not enough is known to decide is kept, too: a proxy may have it.
 		if _, ok := r.kept[uid]; !ok {
 			r.kept[uid] = kept{wanted: w}
 			// What proxies may have of a sandbox that is over is not to be kept.

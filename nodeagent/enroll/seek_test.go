@@ -8,6 +8,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
 func withUID(p *intent.Pod) { p.UID = "uid-" + p.Name }
@@ -96,6 +97,38 @@ func TestKeepEnds(t *testing.T) {
 		w.pass(time.Minute)
 		w.wantDone()
 	})
+}
+
+// A pod whose namespace the source does not know yet is named in snapshots: a proxy may
+// have it. When more is known it is looked for like others, and otherwise left alone.
+func TestUndecidedPodsAreKept(t *testing.T) {
+	for _, labelled := range []bool{true, false} {
+		inWorld(t, func(w *world) {
+			w.breaks(status.APIUnavailable)
+			w.object("web", labelled, withUID)
+			w.mu.Lock()
+			w.findable = map[string]string{"uid-web": "c1"}
+			w.mu.Unlock()
+			w.r.Seek(w.ctx)
+			w.wantDone("keep uid-web")
+			w.wantState("web Pending APIUnavailable", "proxy has uid-web kept")
+			w.breaks("")
+			w.pass(10 * time.Second)
+			if labelled {
+				w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
+			} else {
+				w.wantState("web NotCaptured NotLabelled", "proxy has uid-web kept")
+			}
+			w.forget("web")
+			w.mu.Lock()
+			w.findable = nil
+			w.mu.Unlock()
+			w.pass(20 * time.Second)
+			if !labelled {
+				w.wantState()
+			}
+		})
+	}
 }
 
 // What a proxy may have of a sandbox that has ended is not kept, though the pod is
