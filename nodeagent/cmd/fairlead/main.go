@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
@@ -18,6 +20,8 @@ import (
 var version = "unknown"
 
 func main() {
+	// What libraries have to say looks as our own lines do. Once, before any of them runs.
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	err := root().ExecuteContext(ctx)
 	stop()
