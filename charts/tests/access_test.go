@@ -23,9 +23,12 @@ func TestRoleIsTheLeast(t *testing.T) {
 	want := []string{
 		"ClusterRole fairlead-fairlead-system: " +
 			`- apiGroups: - "" resources: - pods - namespaces verbs: - get - list - watch ` +
+			"- apiGroups: - node.k8s.io resources: - runtimeclasses verbs: - list - watch " +
 			`- apiGroups: - "" resources: - pods/status verbs: - patch ` +
 			"- apiGroups: - events.k8s.io resources: - events verbs: - create - patch",
 		"ClusterRoleBinding fairlead-fairlead-system: - kind: ServiceAccount name: fairlead namespace: fairlead-system",
+		"Role fairlead: - apiGroups: - apps resourceNames: - fairlead resources: - daemonsets verbs: - get",
+		"RoleBinding fairlead: - kind: ServiceAccount name: fairlead namespace: fairlead-system",
 	}
 	squeeze := func(lines []string) []string {
 		for i, line := range lines {
