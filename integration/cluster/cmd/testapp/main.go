@@ -1,13 +1,26 @@
 // Command testapp is what runs in test pods.
 //
-//	testapp serve             HTTP at :8080, TCP echo at :7777, until it gets a signal
+//	testapp serve             HTTP and gRPC health at :8080, TCP echo at :7777
 //	testapp get URL           print what HTTP gives there; fail if that is not OK
 //	testapp ask ADDR TEXT     send a line to a TCP echo and print what comes back
+//	testapp healthy           fail if there is a file /tmp/unhealthy
 //
-// HTTP says who asks: "pod=web client=10.244.1.3:4242 path=/". /healthz is OK, for
-// probes, unless there is a file /tmp/unhealthy; /clients has a line for each client
-// that any path but these was asked by. "get" and "ask" try for 10 seconds, so that
-// an init container with them waits for a server.
+// HTTP says who asks: "pod=web client=10.244.1.3:4242 path=/"; /clients has a line for
+// each client that asked so. For probes there are these, which are well unless there
+// is a file /tmp/unhealthy:
+//
+//   - /healthz, and any name below it, as /healthz/startup;
+//   - the gRPC service grpc.health.v1.Health, for any name of a service;
+//   - testapp healthy.
+//
+// /probes has a line for each source and kind of probe, and how often it came: "3 http
+// /healthz/startup from 10.244.1.1". Whoever connects to the echo counts as one, too.
+//
+// When it gets SIGTERM it serves on, and asks clients to come back by other connections,
+// which find another pod, until for 2 seconds there was nothing to do. Probes are nothing.
+//
+// "get" and "ask" try for 10 seconds, so that an init container with them waits for a
+// server.
 package main
 
 import (
@@ -20,8 +33,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,66 +56,30 @@ func run(ctx context.Context, args []string) error {
 		return patiently(ctx, func() error { return get(ctx, args[1]) })
 	case len(args) == 3 && args[0] == "ask":
 		return patiently(ctx, func() error { return ask(ctx, args[1], args[2]) })
+	case len(args) == 1 && args[0] == "healthy":
+		return healthy()
 	}
 	return fmt.Errorf("cannot understand %q; see the command's documentation", args)
 }
 
 func serve(ctx context.Context) error {
+	web, err := net.Listen("tcp", ":8080")
+	if err != nil {
+		return err
+	}
 	echo, err := net.Listen("tcp", ":7777")
 	if err != nil {
 		return err
 	}
-	failed := make(chan error, 2)
-	go func() { failed <- serveEcho(echo) }()
-	server := &http.Server{Addr: ":8080", Handler: newHandler()}
-	go func() { failed <- server.ListenAndServe() }()
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-		return nil
-	}
-}
-
-func newHandler() http.Handler {
-	var (
-		mu      sync.Mutex
-		clients strings.Builder
-	)
 	name, _ := os.Hostname() // a pod's name; without one it is just not said
-	mux := http.NewServeMux()
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		fmt.Fprintf(&clients, "%s %s\n", r.RemoteAddr, r.URL.Path)
-		mu.Unlock()
-		fmt.Fprintf(w, "pod=%s client=%s path=%s\n", name, r.RemoteAddr, r.URL.Path)
-	})
-	mux.HandleFunc("/clients", func(w http.ResponseWriter, _ *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		fmt.Fprint(w, clients.String())
-	})
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
-		if _, err := os.Stat("/tmp/unhealthy"); err == nil {
-			http.Error(w, "unhealthy", http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
-	return mux
+	return newApp(name, 2*time.Second).serve(ctx, web, echo)
 }
 
-func serveEcho(listener net.Listener) error {
-	for {
-		conn, err := listener.Accept()
-		if err != nil {
-			return err
-		}
-		go func() {
-			_, _ = io.Copy(conn, conn) // the client has gone
-			_ = conn.Close()           // and so nothing is left to be lost
-		}()
+func healthy() error {
+	if _, err := os.Stat("/tmp/unhealthy"); err == nil {
+		return errors.New("unhealthy")
 	}
+	return nil
 }
 
 // patiently tries until it works, for 10 seconds.
