@@ -40,6 +40,7 @@ func (c *counters) read() Relayed {
 // A State is what a proxy is doing, in the form that config_dump shows it.
 type State struct {
 	Relayed       Relayed                  `json:"relayed"`
+	Untagged      uint64                   `json:"untagged"`      // as a workload's, since the beginning
 	WorkloadState map[string]WorkloadState `json:"workloadState"` // by uid
 }
 
@@ -60,6 +61,7 @@ type WorkloadState struct {
 	Netns       string      `json:"netns,omitempty"`
 	Connections Connections `json:"connections"`
 	Relayed     Relayed     `json:"relayed"`
+	Untagged    uint64      `json:"untagged"` // connections refused by Config.RefuseUntagged
 }
 
 // Info is what the agent says about a workload.
@@ -87,7 +89,9 @@ func (p *Proxy) State() State {
 	ws := p.workloads
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	state := State{Relayed: ws.env.relayed.read(), WorkloadState: map[string]WorkloadState{}}
+	state := State{
+		Relayed: ws.env.relayed.read(), Untagged: ws.env.untagged.Load(), WorkloadState: map[string]WorkloadState{},
+	}
 	for uid, w := range ws.byUID {
 		state.WorkloadState[uid] = w.state()
 	}
@@ -105,7 +109,8 @@ func (w *workload) state() WorkloadState {
 		state.Netns = w.netns.ID().String()
 	}
 	if w.server != nil {
-		state.State, state.Relayed, state.Connections = "Up", w.server.relayed.read(), w.server.open(nothing)
+		state.State, state.Connections = "Up", w.server.open(nothing)
+		state.Relayed, state.Untagged = w.server.relayed.read(), w.server.untagged.Load()
 	}
 	return state
 }

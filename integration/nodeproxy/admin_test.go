@@ -61,7 +61,8 @@ func TestConfigDump(t *testing.T) {
 	}
 	none := map[string]any{"outbound": 0., "inbound": 0., "hbone": 0., "dns": 0.}
 	want := map[string]any{
-		"relayed": none,
+		"relayed":  none,
+		"untagged": 0.,
 		"workloadState": map[string]any{
 			"uid0": map[string]any{
 				"state":       "Up",
@@ -69,6 +70,7 @@ func TestConfigDump(t *testing.T) {
 				"netns":       app.Handle.ID().String(),
 				"connections": map[string]any{"inbound": []any{}, "outbound": []any{}},
 				"relayed":     none,
+				"untagged":    0.,
 			},
 			"uid1": map[string]any{
 				"state":       "Pending",
@@ -76,6 +78,7 @@ func TestConfigDump(t *testing.T) {
 				"info":        map[string]any{"name": "name-uid1", "namespace": "ns", "serviceAccount": "sa"},
 				"connections": map[string]any{"inbound": []any{}, "outbound": []any{}},
 				"relayed":     none,
+				"untagged":    0.,
 			},
 		},
 	}

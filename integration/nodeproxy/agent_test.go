@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 50) }
+func TestMain(m *testing.M) { netlab.Main(m, 55) }
 
 // patience is how long a test waits for what has to come.
 const patience = 10 * time.Second

@@ -1,7 +1,7 @@
 // Package nodeproxy is a node proxy: the process, one on each node, that the agent
 // hands captured pods to, and that carries their traffic. It stands in for ztunnel
 // in demonstrations and tests, and it is for those who write such a proxy to read. It
-// relays bytes; it knows neither identities nor encryption nor policy.
+// relays bytes; it knows neither identities nor encryption, and one policy only.
 //
 // # What a node proxy does
 //
@@ -41,6 +41,15 @@
 // be used anywhere. The app's answers to a client's address come back to the
 // proxy by the marks and routes that the agent has set up. Packets are tagged with
 // DSCP 0x2e. Two proxies can share a pod while one replaces the other (SO_REUSEPORT).
+//
+// # Refusing untagged peers
+//
+// With Config.RefuseUntagged, what was redirected to 15006 is reset unless the peer is
+// another proxy: unless its first packet carries the tag. This stands in for the
+// policy of a mesh that lets nobody in without an identity, so that one can see what
+// becomes of those who have none, as the kubelet. It is no protection: anybody can tag
+// what he sends. The peer is connected before it is reset: whoever does no
+// more than connect, as a TCP probe does, does not notice.
 //
 // # Making way for another proxy
 //
@@ -96,5 +105,7 @@
 //     two flows for one. The reverse, a client that later picks such a port, cannot be
 //     helped: it is rare, and that attempt to connect times out.
 //   - Name servers that do not answer: the next one is asked, and in the end the app told.
+//   - A first packet that the kernel has not kept, as when it fell back to SYN cookies,
+//     where untagged peers are refused: this one is, too.
 //   - File descriptors that run out: accepting goes on when there are some again.
 package nodeproxy

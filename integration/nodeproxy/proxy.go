@@ -28,6 +28,8 @@ type Config struct {
 	Admin string
 	// Readiness is one more such address, for probes from outside. Empty: none.
 	Readiness string
+	// RefuseUntagged refuses captured inbound connections that no proxy has opened.
+	RefuseUntagged bool
 	// Retry is how often a workload that could not be started is tried again: 5 s.
 	Retry time.Duration
 	// Drain is how long connections may go on once the proxy is told to end: 5 s.
@@ -78,7 +80,8 @@ func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{cfg: cfg, log: cfg.Logger}
 	p.SetFaults(cfg.Faults)
 	p.workloads = newWorkloads(environment{
-		dns: cfg.DNS, dnsTimeout: cfg.DNSTimeout, log: cfg.Logger, relayed: new(counters), refuse: p.refuse,
+		dns: cfg.DNS, dnsTimeout: cfg.DNSTimeout, log: cfg.Logger, relayed: new(counters), untagged: new(atomic.Uint64),
+		refuse: p.refuse, refuseUntagged: cfg.RefuseUntagged,
 	})
 	return p, nil
 }

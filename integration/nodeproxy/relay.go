@@ -26,6 +26,11 @@ func (s *server) toOriginal(ctx context.Context, c *connection) (*net.TCPConn, e
 
 // toApp is the route of captured inbound connections.
 func (s *server) toApp(ctx context.Context, c *connection) (*net.TCPConn, error) {
+	if s.env.refuseUntagged {
+		if err := s.wantTag(c); err != nil {
+			return nil, err
+		}
+	}
 	to, err := originalDst(c.TCPConn)
 	if err != nil {
 		return nil, err

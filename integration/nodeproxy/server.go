@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,7 +26,10 @@ type environment struct {
 	dnsTimeout time.Duration // for one of them
 	log        *slog.Logger
 	relayed    *counters              // by all workloads, also those that have ended
+	untagged   *atomic.Uint64         // as relayed
 	refuse     func(uid string) error // see Faults.Nack
+
+	refuseUntagged bool
 }
 
 var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -35,9 +39,10 @@ const acceptPause = 100 * time.Millisecond
 
 // A server is what is open in one pod: listeners, and the connections they took.
 type server struct {
-	env     environment
-	netns   *netns.Handle // the workload's
-	relayed counters
+	env      environment
+	netns    *netns.Handle // the workload's
+	relayed  counters
+	untagged atomic.Uint64
 
 	stop      context.CancelFunc
 	listeners []*listener
@@ -151,7 +156,11 @@ func (s *server) listen(ctx context.Context) error {
 	}()
 	var errs []error
 	for i, p := range ports {
-		if files[i], err = bound(s.netns, p.kind, p.addr); err != nil {
+		files[i], err = bound(s.netns, p.kind, p.addr)
+		if err == nil && p.direction == inbound && s.env.refuseUntagged {
+			err = keepSYN(files[i])
+		}
+		if err != nil {
 			errs = append(errs, p.cannotListen(err))
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -19,7 +20,7 @@ func newServers(t *testing.T, ns *netlab.NS, count int) []*server {
 	t.Helper()
 	env := environment{
 		dns: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}, log: slog.New(slog.DiscardHandler),
-		relayed: new(counters), refuse: func(string) error { return nil },
+		relayed: new(counters), untagged: new(atomic.Uint64), refuse: func(string) error { return nil },
 	}
 	var servers []*server
 	for range count {

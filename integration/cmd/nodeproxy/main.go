@@ -57,6 +57,7 @@ func parse(args []string, stderr io.Writer) (cfg nodeproxy.Config, err error) {
 	fs.StringVar(&cfg.ZDS, "zds", ztunnelproto.DefaultSocket, "the agent's `socket`")
 	fs.StringVar(&cfg.Admin, "admin", "127.0.0.1:15000", "`address` of /config_dump and /healthz/ready; empty: none")
 	fs.StringVar(&cfg.Readiness, "readiness", "", "a second such `address`, as :15021, for probes")
+	fs.BoolVar(&cfg.RefuseUntagged, "refuse-untagged", false, "refuse captured inbound connections that no proxy has opened")
 	fs.DurationVar(&cfg.Retry, "retry", 0, "how often to try a pod again that could not be served (default 5s)")
 	fs.DurationVar(&cfg.Drain, "drain", 0, "how long connections may go on after SIGTERM (default 5s)")
 	captureDNS := fs.Bool("dns-capture", true, "listen for DNS in pods")

@@ -34,14 +34,14 @@ func TestMain(m *testing.M) {
 func TestFlags(t *testing.T) {
 	got, err := parse([]string{
 		"-zds", "/run/zds", "-admin", "", "-readiness", ":15021", "-retry", "1s", "-drain", "2s",
-		"-dns", "10.0.0.10", "-dns", "[fd00::a]:5353", "-dns-timeout", "4s", "-v",
+		"-dns", "10.0.0.10", "-dns", "[fd00::a]:5353", "-dns-timeout", "4s", "-v", "-refuse-untagged",
 		"-fault-nack", "boom", "-fault-no-ack", "-fault-slow-ack", "3s", "-fault-uid", "uid0",
 		"-fault-no-hello", "-fault-die-after-acks", "4",
 	}, nil)
 	want := nodeproxy.Config{
 		ZDS: "/run/zds", Readiness: ":15021", Retry: time.Second, Drain: 2 * time.Second,
 		DNS:        []netip.AddrPort{netip.MustParseAddrPort("10.0.0.10:53"), netip.MustParseAddrPort("[fd00::a]:5353")},
-		DNSTimeout: 4 * time.Second,
+		DNSTimeout: 4 * time.Second, RefuseUntagged: true,
 		Faults: nodeproxy.Faults{
 			UID: "uid0", Nack: "boom", NoAck: true, SlowAck: 3 * time.Second, NoHello: true, DieAfterAcks: 4,
 		},
