@@ -40,6 +40,13 @@ func TestDefault(t *testing.T) {
 	golden(t, "nodeproxy-notes.txt", notes)
 }
 
+// What the proxy is told only where it differs from its own default.
+func TestProxyFlags(t *testing.T) {
+	usual, _ := installation{chart: "nodeproxy"}.rendered(t)
+	manifests, _ := installation{chart: "nodeproxy", values: "{refuseUntagged: true, verbose: true}"}.rendered(t)
+	golden(t, "nodeproxy-flags.diff", changes(usual, manifests))
+}
+
 // What a platform changes, and nothing else.
 func TestPlatforms(t *testing.T) {
 	usual, _ := installation{}.rendered(t)

@@ -49,6 +49,7 @@ func TestRefusalsOfTheProxy(t *testing.T) {
 		"{image: {repository: ''}}": "image.repository: it has no default",
 		"{drian: 5s}":               "at '': additional properties 'drian' not allowed",
 		"{drain: 5}":                "at '/drain': got number, want string",
+		"{refuseUntagged: 'no'}":    "at '/refuseUntagged': got string, want boolean",
 	} {
 		_, err := installation{chart: "nodeproxy", values: values}.render()
 		if err == nil || !strings.Contains(err.Error(), want) {
