@@ -52,13 +52,19 @@ func (c *Cluster) makeBridge() error {
 	return nil
 }
 
-// plug connects a node that has just started to the others.
-func (n *Node) plug(ctx context.Context) error {
+// Netns opens the node's network namespace, which lasts until the node is switched off.
+// The caller closes it.
+func (n *Node) Netns(ctx context.Context) (*netns.Handle, error) {
 	pid, err := n.init.Pid(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	inside, err := netns.Open("/proc/" + strconv.Itoa(pid) + "/ns/net")
+	return netns.Open("/proc/" + strconv.Itoa(pid) + "/ns/net")
+}
+
+// plug connects a node that has just started to the others.
+func (n *Node) plug(ctx context.Context) error {
+	inside, err := n.Netns(ctx)
 	if err != nil {
 		return err
 	}
