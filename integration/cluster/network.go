@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/vishvananda/netlink"
@@ -60,6 +62,38 @@ func (n *Node) Netns(ctx context.Context) (*netns.Handle, error) {
 		return nil, err
 	}
 	return netns.Open("/proc/" + strconv.Itoa(pid) + "/ns/net")
+}
+
+// PodNetns opens the network namespace of the pod of this node that has an address, as
+// Netns does the node's.
+func (n *Node) PodNetns(ctx context.Context, addr netip.Addr) (*netns.Handle, error) {
+	pid, err := n.init.Pid(ctx)
+	if err != nil {
+		return nil, err
+	}
+	paths, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/root/run/netns/*")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths {
+		pod, err := netns.Open(path)
+		if err != nil {
+			continue // it has just gone, or is not there yet
+		}
+		var found bool
+		err = inNetns(pod, func(rtnl *netlink.Handle) error {
+			addrs, err := rtnl.AddrList(nil, netlink.FAMILY_ALL)
+			found = slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(addr.AsSlice()) })
+			return err
+		})
+		if err == nil && found {
+			return pod, nil
+		}
+		if err := errors.Join(err, pod.Close()); err != nil {
+			return nil, fmt.Errorf("cannot look for %s in %s: %w", addr, path, err)
+		}
+	}
+	return nil, fmt.Errorf("no pod of %s has the address %s", n.Name, addr)
 }
 
 // plug connects a node that has just started to the others.
