@@ -20,7 +20,7 @@
 // which find another pod, until for 2 seconds there was nothing to do. Probes are nothing.
 //
 // "get" and "ask" try for 10 seconds, so that an init container with them waits for a
-// server.
+// server; each failure is told on stderr.
 package main
 
 import (
@@ -93,6 +93,7 @@ func patiently(ctx context.Context, try func() error) error {
 		if err == nil {
 			return nil
 		}
+		fmt.Fprintln(os.Stderr, "testapp: trying again:", err)
 		select {
 		case <-again.C:
 		case <-ctx.Done():
