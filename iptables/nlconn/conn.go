@@ -6,7 +6,8 @@
 //
 // No request waits: the kernel handles it inside the call that sends it, and the
 // rest of a dump inside the calls that read it, so that all there is to an answer
-// has come when there is nothing left to read.
+// has come when there is nothing left to read. Where the answer has an end of its own
+// that is not waited for.
 //
 // # Failures it survives
 //
@@ -153,12 +154,12 @@ func (c *Conn) Request(ctx context.Context, kind, flags uint16, payload []byte, 
 	err := c.exchange(ctx, func(b []byte) []byte {
 		a.seq = c.seq
 		return c.append(b, kind, flags, payload)
-	}, func(m message) error {
+	}, 1, func(m message) error {
 		if m.flags&unix.NLM_F_MULTI != 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
 		return a.take(m)
-	})
+	}, func() bool { return a.complete })
 	if err != nil {
 		return err
 	}
@@ -187,34 +188,31 @@ func List[T any](ctx context.Context, c *Conn, kind uint16, payload []byte, pars
 	return all, err
 }
 
-// exchange sends what write appends to a buffer, and has take read all the answers,
-// until it fails.
-func (c *Conn) exchange(ctx context.Context, write func([]byte) []byte, take func(message) error) error {
+// exchange sends what write appends to a buffer, and has take read the answers, so many
+// datagrams at once, until it fails, they are complete or there are no more.
+func (c *Conn) exchange(ctx context.Context, write func([]byte) []byte, atOnce int, take func(message) error, complete func() bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := errors.Join(ctx.Err(), c.renew()); err != nil {
 		return err
 	}
-	buf := buffers.Get().(*[bufferSize]byte)
-	defer buffers.Put(buf)
-	b := write(buf[:0])
+	b := buffers.Get().(*buffer)
+	defer buffers.Put(b)
 	c.unread = true
-	if err := send(c.fd, b); err != nil {
+	if err := send(c.fd, write(b.bytes[:0])); err != nil {
 		return err
 	}
-	for {
-		datagram, err := receive(c.fd, buf[:])
-		if errors.Is(err, unix.EAGAIN) {
-			c.unread = false
-			return nil
-		}
-		if err == nil {
-			err = split(datagram, take)
-		}
+	for !complete() {
+		more, err := b.receive(c.fd, atOnce, func(datagram []byte) error { return split(datagram, take) })
 		if err != nil {
 			return err
 		}
+		if !more {
+			break
+		}
 	}
+	c.unread = false
+	return nil
 }
 
 // renew exchanges a socket that answers may be left on. Reading them would take as
@@ -241,42 +239,6 @@ func (c *Conn) append(b []byte, kind, flags uint16, payload []byte) []byte {
 	c.seq++
 	return append(b, payload...)
 }
-
-// receive reads the next datagram, or fails with EAGAIN if there is none.
-func receive(fd int, buf []byte) ([]byte, error) {
-	for {
-		n, from, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case errors.Is(err, unix.ENOBUFS):
-			return nil, fmt.Errorf("the kernel's answer was lost: %w", err)
-		case err != nil:
-			return nil, fmt.Errorf("cannot read the kernel's answer: %w", err)
-		case n > len(buf):
-			return nil, fmt.Errorf("the kernel's answer has %d bytes, more than %d", n, len(buf))
-		}
-		if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
-			return buf[:n], nil
-		} // else not the kernel; a connected socket gets no such datagram
-	}
-}
-
-func send(fd int, b []byte) error {
-	for {
-		switch err := unix.Sendto(fd, b, 0, nil); {
-		case err == nil:
-			return nil
-		case !errors.Is(err, unix.EINTR):
-			return fmt.Errorf("cannot send %d bytes to the kernel: %w", len(b), err)
-		}
-	}
-}
-
-// bufferSize is more than the 32 KiB that the kernel puts into one datagram.
-const bufferSize = 64 << 10
-
-var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 
 // appendHeader appends the header of a message with a payload of size bytes.
 func appendHeader(b []byte, kind, flags uint16, seq uint32, size int) []byte {

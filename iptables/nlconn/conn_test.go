@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 13) }
+func TestMain(m *testing.M) { netlab.Main(m, 14) }
 
 func open(t *testing.T, n *netlab.NS) *Conn {
 	t.Helper()

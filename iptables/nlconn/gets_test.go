@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,6 +47,7 @@ func TestGets(t *testing.T) {
 	}{
 		"one":             {t.Context(), []Message{link(2)}, "link 2", nil},
 		"several":         {t.Context(), []Message{link(2), link(1), link(2)}, "link 2, link 1, link 2", nil},
+		"many":            {t.Context(), slices.Repeat([]Message{link(1), link(2)}, mostAtOnce), strings.TrimSuffix(strings.Repeat("link 1, link 2, ", mostAtOnce), ", "), nil},
 		"one of none":     {t.Context(), []Message{link(77)}, "no such device", nil},
 		"some of none":    {t.Context(), []Message{link(77), link(1), link(78), link(2)}, "no such device, link 1, no such device, link 2", nil},
 		"no such request": {t.Context(), []Message{{Kind: 999}, link(1)}, "operation not supported, link 1", nil},
@@ -66,6 +68,31 @@ func TestGets(t *testing.T) {
 	if got, err := get(t.Context(), link(2), link(1)); got != "link 2, link 1" || err != nil {
 		t.Errorf("after that: %q, %v", got, err)
 	}
+}
+
+// A reply that does not fit is not taken for a shorter one.
+func TestGetsTooLong(t *testing.T) {
+	netlab.Kernel(t)
+	n := netlab.NewNS(t, "a")
+	netlab.MustRun(t, n, "ip", "link", "add", "eth0", "type", "bridge")
+	for i := range 40 {
+		netlab.MustRun(t, n, "ip", "link", "property", "add", "dev", "eth0", "altname", fmt.Sprintf("%0100d", i))
+	}
+	c := open(t, n)
+	payload := make([]byte, unix.SizeofIfInfomsg)
+	payload[4] = 2
+	request := Message{Kind: unix.RTM_GETLINK, Payload: payload}
+	answered := 0
+	count := func(int, []byte, error) error { answered++; return nil }
+	if err := c.Gets(t.Context(), []Message{request}, count); err != nil || answered != 1 {
+		t.Errorf("one of all the room: %v, %d answers", err, answered)
+	}
+	answered = 0
+	err := c.Gets(t.Context(), slices.Repeat([]Message{request}, mostAtOnce), count)
+	if err == nil || !strings.Contains(err.Error(), "bytes, more than 4096") || answered != 0 {
+		t.Errorf("many that share it: %v, %d answers", err, answered)
+	}
+	wantLinks(t, c, "lo eth0")
 }
 
 func TestGetsOfOthers(t *testing.T) {

@@ -38,7 +38,7 @@ func (c *Conn) Batch(ctx context.Context, subsystem uint16, messages []Message) 
 			b = c.append(b, m.Kind, flags, m.Payload)
 		}
 		return c.append(b, unix.NFNL_MSG_BATCH_END, 0, mark)
-	}, v.take)
+	}, 1, v.take, func() bool { return false }) // the last request's confirmation is not the last word
 	switch {
 	case v.failure != nil:
 		return v.about, v.failure
