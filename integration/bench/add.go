@@ -12,6 +12,8 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 )
 
 // A stopwatch is how libcni executes plugins, and remembers how long each took: from
@@ -80,7 +82,7 @@ func (n *node) oursAlone(p *pod) string {
 }
 
 // addOne starts one pod after another by a chain of plugins, with ours and without.
-func (b *bencher) addOne(ctx context.Context) (measures []Measure, err error) {
+func (b *bencher) addOne(ctx context.Context) (measures []figures.Measure, err error) {
 	n, err := b.startNode(ctx, "add", 1)
 	if err != nil {
 		return nil, err
@@ -106,14 +108,14 @@ func (b *bencher) addOne(ctx context.Context) (measures []Measure, err error) {
 			}
 		}
 	}
-	return []Measure{
+	return []figures.Measure{
 		{
-			What: "CNI ADD, exec of fairlead-cni to its exit, one at a time, p50", Value: plugin[0].median(), Unit: "ms", Budget: atMost(10),
-			Others: []Other{{Name: "a bare plugin", Value: plugin[1].median()}}, Note: bare,
+			What: "CNI ADD, exec of fairlead-cni to its exit, one at a time, p50", Value: plugin[0].median(), Unit: "ms", Budget: figures.AtMost(10),
+			Others: []figures.Other{{Name: "a bare plugin", Value: plugin[1].median()}}, Note: bare,
 		},
 		{
 			What: "CNI ADD, whole chain (bridge, host-local, fairlead-cni), p50", Value: chain[0].median(), Unit: "ms",
-			Others: []Other{{Name: "the chain without us", Value: chain[2].median()}},
+			Others: []figures.Other{{Name: "the chain without us", Value: chain[2].median()}},
 		},
 	}, nil
 }
@@ -146,7 +148,7 @@ func (c *cni) del(ctx context.Context) error {
 }
 
 // addParallel starts many pods at once, again and again.
-func (b *bencher) addParallel(ctx context.Context) (measures []Measure, err error) {
+func (b *bencher) addParallel(ctx context.Context) (measures []figures.Measure, err error) {
 	n, err := b.startNode(ctx, "parallel", b.Sizes.Parallel)
 	if err != nil {
 		return nil, err
@@ -170,14 +172,14 @@ func (b *bencher) addParallel(ctx context.Context) (measures []Measure, err erro
 	}
 	ours, others := took[true], took[false]
 	at := fmt.Sprintf("CNI ADD, the same, %d at once, ", b.Sizes.Parallel)
-	return []Measure{
+	return []figures.Measure{
 		{
-			What: at + "p99", Value: ms(ours.percentile(99)), Unit: "ms", Budget: atMost(150),
-			Others: []Other{{Name: "as many bare plugins", Value: ms(others.percentile(99))}}, Note: bare,
+			What: at + "p99", Value: ms(ours.percentile(99)), Unit: "ms", Budget: figures.AtMost(150),
+			Others: []figures.Other{{Name: "as many bare plugins", Value: ms(others.percentile(99))}}, Note: bare,
 		},
 		{
 			What: at + "p50", Value: ours.median(), Unit: "ms",
-			Others: []Other{{Name: "as many bare plugins", Value: others.median()}}, Note: bare,
+			Others: []figures.Other{{Name: "as many bare plugins", Value: others.median()}}, Note: bare,
 		},
 		spent.measure(len(ours)),
 	}, nil
@@ -201,9 +203,9 @@ func (s spending) plus(o spending) spending {
 
 func (s spending) minus(o spending) spending { return s.plus(spending{-o.plugin, -o.agent, -o.proxy}) }
 
-func (s spending) measure(adds int) Measure {
+func (s spending) measure(adds int) figures.Measure {
 	each := func(d time.Duration) float64 { return ms(d) / float64(adds) }
-	return Measure{
+	return figures.Measure{
 		What: "CPU time of one such ADD", Value: each(s.plugin + s.agent + s.proxy), Unit: "ms",
 		Note: fmt.Sprintf("plugin %.2f ms, agent %.2f ms, reference proxy %.2f ms", each(s.plugin), each(s.agent), each(s.proxy)),
 	}

@@ -19,8 +19,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 )
 
 // Sizes say how much is done for each row.
@@ -46,7 +49,7 @@ func Full() Sizes {
 
 // Options are what a run is told.
 type Options struct {
-	Bin   string         // where the binaries are
+	Bin   string         // where the binaries are; clusterbench's too, for its rows
 	Rows  *regexp.Regexp // those to be measured
 	Sizes Sizes
 	// Progress is told what is being done; it may be nil.
@@ -58,13 +61,13 @@ type bencher struct {
 	Options
 	dir    string
 	full   *node // shared by the rows that need many pods
-	report *Report
+	report *figures.Report
 }
 
 // A row measures one thing, or several that come out of one effort.
 type row struct {
 	name string
-	run  func(*bencher, context.Context) ([]Measure, error)
+	run  func(*bencher, context.Context) ([]figures.Measure, error)
 }
 
 // rows stand about in the order of the budgets. ADDs come before what makes thousands of
@@ -86,8 +89,14 @@ var rows = []row{
 	{"sweep", (*bencher).sweep},
 }
 
+// limit bounds the time of all rows but the cluster's.
+const limit = 5 * time.Minute
+
 // Run measures. It has to run in private namespaces: see netlab.Isolate.
-func Run(ctx context.Context, o Options) (*Report, error) {
+func Run(ctx context.Context, o Options) (*figures.Report, error) {
+	if len(o.Chosen()) == 0 {
+		return nil, fmt.Errorf("no row matches %q; there are: %s", o.Rows, strings.Join(RowNames(), ", "))
+	}
 	for _, program := range []string{"fairlead", "fairlead-cni", "nodeproxy", "cni/bridge", "cni/host-local"} {
 		if _, err := os.Stat(filepath.Join(o.Bin, program)); err != nil {
 			return nil, fmt.Errorf("%w: build it with make build demo-parts", err)
@@ -98,46 +107,47 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	b := &bencher{Options: o, dir: dir, report: newReport()}
-	defer func() {
-		b.closeFull()
-		_ = os.RemoveAll(dir) // a tmpfs that goes with this process
-	}()
+	b.own(ctx)
+	_ = os.RemoveAll(dir) // a tmpfs that goes with this process
+	b.cluster(ctx)
+	b.report.LoadAfter = loadAverage()
+	return b.report, nil
+}
+
+// own measures the rows that need no cluster.
+func (b *bencher) own(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	defer b.closeFull()
 	for _, r := range rows {
 		if !b.Rows.MatchString(r.name) {
 			continue
 		}
 		b.tell(r.name)
-		var measures []Measure
+		var measures []figures.Measure
 		err := calm(ctx, b.Sizes.Calm)
 		if err == nil {
 			measures, err = r.run(b, ctx)
 		}
-		for i := range measures {
-			measures[i].Row = r.name
-			measures[i].judge()
+		if err != nil && ctx.Err() != nil {
+			err = fmt.Errorf("no time was left: %w", ctx.Err())
 		}
-		b.report.Measures = append(b.report.Measures, measures...)
-		if err != nil {
-			if ctx.Err() != nil {
-				err = fmt.Errorf("no time was left: %w", ctx.Err())
-			}
-			b.report.Failures = append(b.report.Failures, Failure{r.name, err.Error()})
-		}
+		b.report.Add(r.name, measures, err)
 	}
-	if len(b.report.Measures)+len(b.report.Failures) == 0 {
-		return nil, fmt.Errorf("no row matches %q; there are: %s", b.Rows, strings.Join(RowNames(), ", "))
-	}
-	b.report.LoadAfter = loadAverage()
-	return b.report, nil
 }
 
 // RowNames are what Options.Rows chooses from.
 func RowNames() []string {
-	names := make([]string, len(rows))
-	for i, r := range rows {
-		names[i] = r.name
+	var names []string
+	for _, r := range rows {
+		names = append(names, r.name)
 	}
-	return names
+	return append(names, figures.ClusterRows...)
+}
+
+// Chosen are the names of the rows to be measured.
+func (o Options) Chosen() []string {
+	return slices.DeleteFunc(RowNames(), func(name string) bool { return !o.Rows.MatchString(name) })
 }
 
 func (b *bencher) tell(what string) {
@@ -146,8 +156,8 @@ func (b *bencher) tell(what string) {
 	}
 }
 
-func newReport() *Report {
-	r := &Report{Began: time.Now().UTC(), CPUs: runtime.NumCPU(), Load: loadAverage()}
+func newReport() *figures.Report {
+	r := &figures.Report{Began: time.Now().UTC(), CPUs: runtime.NumCPU(), Load: loadAverage()}
 	r.Noisy = r.Load > 1
 	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
 		r.Kernel = strings.TrimSpace(string(release))

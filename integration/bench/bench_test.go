@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
@@ -45,7 +46,9 @@ func buildBinaries(t *testing.T) string {
 // the machine, and is no test's business.
 func TestEveryRowIsMeasured(t *testing.T) {
 	netlab.Kernel(t)
-	report, err := Run(t.Context(), Options{Bin: buildBinaries(t), Rows: regexp.MustCompile("."), Sizes: tiny()})
+	bin := buildBinaries(t)
+	actAsCluster(t, bin, measuresAll)
+	report, err := Run(t.Context(), Options{Bin: bin, Rows: regexp.MustCompile("."), Sizes: tiny()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +85,7 @@ func TestEveryRowIsMeasured(t *testing.T) {
 	checkWritten(t, report)
 }
 
-func checkWritten(t *testing.T, report *Report) {
+func checkWritten(t *testing.T, report *figures.Report) {
 	t.Helper()
 	var text, machine bytes.Buffer
 	if err := errors.Join(report.Write(&text), report.WriteJSON(&machine)); err != nil {
@@ -93,7 +96,7 @@ func checkWritten(t *testing.T, report *Report) {
 			t.Errorf("the table has no %q:\n%s", m.What, text.String())
 		}
 	}
-	var again Report
+	var again figures.Report
 	if err := json.Unmarshal(machine.Bytes(), &again); err != nil {
 		t.Fatal(err)
 	}
@@ -103,27 +106,19 @@ func checkWritten(t *testing.T, report *Report) {
 }
 
 func TestRunRefuses(t *testing.T) {
-	bin := t.TempDir()
-	none := Options{Bin: bin, Rows: regexp.MustCompile("no such row"), Sizes: tiny()}
-	if _, err := Run(t.Context(), none); err == nil || !strings.Contains(err.Error(), "make build demo-parts") {
+	o := Options{Bin: t.TempDir(), Rows: regexp.MustCompile("^plugin$"), Sizes: tiny()}
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "make build demo-parts") {
 		t.Errorf("without binaries: %v", err)
 	}
-	if err := os.MkdirAll(bin+"/cni", 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"fairlead", "fairlead-cni", "nodeproxy", "cni/bridge", "cni/host-local"} {
-		if err := os.WriteFile(bin+"/"+name, []byte("#!/bin/false\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := Run(t.Context(), none); err == nil || !strings.Contains(err.Error(), "add-parallel") {
+	o.Rows = regexp.MustCompile("no such row")
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "add-parallel") || !strings.Contains(err.Error(), "cluster-memory") {
 		t.Errorf("without a row: %v, want the rows that there are", err)
 	}
 }
 
-// A row that fails stands in the report, and the others are measured.
-func TestARowThatFails(t *testing.T) {
-	netlab.Kernel(t)
+// brokenBinaries are all that is run, and none does its work.
+func brokenBinaries(t *testing.T) string {
+	t.Helper()
 	bin := t.TempDir()
 	if err := os.MkdirAll(bin+"/cni", 0o700); err != nil {
 		t.Fatal(err)
@@ -133,6 +128,13 @@ func TestARowThatFails(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	return bin
+}
+
+// A row that fails stands in the report, and the others are measured.
+func TestARowThatFails(t *testing.T) {
+	netlab.Kernel(t)
+	bin := brokenBinaries(t)
 	report, err := Run(t.Context(), Options{Bin: bin, Rows: regexp.MustCompile("^(plugin|verify|add)$"), Sizes: tiny()})
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +156,7 @@ func TestNoTimeLeft(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	b := bencher{Options: Options{Sizes: tiny()}, dir: t.TempDir()}
-	for name, row := range map[string]func(context.Context) ([]Measure, error){"verify": b.verify, "apply": b.apply} {
+	for name, row := range map[string]func(context.Context) ([]figures.Measure, error){"verify": b.verify, "apply": b.apply} {
 		if _, err := row(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", name, err)
 		}

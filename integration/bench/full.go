@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/iptables/nft"
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
@@ -39,7 +40,7 @@ func (b *bencher) closeFull() {
 
 // idle leaves an agent that has added all its pods in peace, so that it is done with
 // that, and looks what it takes.
-func (b *bencher) idle(ctx context.Context) ([]Measure, error) {
+func (b *bencher) idle(ctx context.Context) ([]figures.Measure, error) {
 	n, err := b.fullNode(ctx)
 	if err != nil {
 		return nil, err
@@ -57,12 +58,12 @@ func (b *bencher) idle(ctx context.Context) ([]Measure, error) {
 	}
 	note := fmt.Sprintf("read %s after the last pod's ADD, not 60 s; no API, so no 5,000 pods in it", 2*b.Sizes.Settle)
 	of := fmt.Sprintf(" with %d pods", len(n.pods))
-	measures := []Measure{
-		{What: "resident memory" + of, Value: memory, Unit: "MiB", Budget: atMost(40), Note: note},
-		{What: "idle, a sweep every 10 s," + of, Value: share * 100, Unit: "% of a core", Budget: atMost(0.3)},
+	measures := []figures.Measure{
+		{What: "resident memory" + of, Value: memory, Unit: "MiB", Budget: figures.AtMost(40), Note: note},
+		{What: "idle, a sweep every 10 s," + of, Value: share * 100, Unit: "% of a core", Budget: figures.AtMost(0.3)},
 	}
 	files, err := openFiles(n.agent)
-	return append(measures, Measure{What: "open files" + of, Value: files, Unit: "fds"}), err
+	return append(measures, figures.Measure{What: "open files" + of, Value: files, Unit: "fds"}), err
 }
 
 // share is how much of a core the agent uses while time passes.
@@ -86,7 +87,7 @@ const enough = 10 * time.Second
 // repair has nft flush a pod's rules, and waits for them to be as they were. It takes
 // another pod each time: with one whose rules are changed again and again the agent
 // takes its time.
-func (b *bencher) repair(ctx context.Context) ([]Measure, error) {
+func (b *bencher) repair(ctx context.Context) ([]figures.Measure, error) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return nil, err
 	}
@@ -102,8 +103,8 @@ func (b *bencher) repair(ctx context.Context) ([]Measure, error) {
 		}
 		took = append(took, one)
 	}
-	return []Measure{{
-		What: "repair after `nft flush ruleset` in a pod, from nft's exit, p50", Value: took.median(), Unit: "ms", Budget: atMost(10),
+	return []figures.Measure{{
+		What: "repair after `nft flush ruleset` in a pod, from nft's exit, p50", Value: took.median(), Unit: "ms", Budget: figures.AtMost(10),
 		Note: fmt.Sprintf("%d flushed, the longest took %s", len(took), took.percentile(100).Round(time.Millisecond)),
 	}}, nil
 }
@@ -128,7 +129,7 @@ func repaired(ctx context.Context, p *pod) (time.Duration, error) {
 
 // agentStart kills the agent and starts it anew, and sees with a proxy's eyes when
 // the snapshot is sent.
-func (b *bencher) agentStart(ctx context.Context) ([]Measure, error) {
+func (b *bencher) agentStart(ctx context.Context) ([]figures.Measure, error) {
 	n, err := b.fullNode(ctx)
 	if err != nil {
 		return nil, err
@@ -137,9 +138,9 @@ func (b *bencher) agentStart(ctx context.Context) ([]Measure, error) {
 		took, err := n.snapshot(ctx)
 		return took, errors.Join(err, n.served(ctx))
 	})
-	return []Measure{{
+	return []figures.Measure{{
 		What:  fmt.Sprintf("agent start to snapshot sent, %d pods adopted, p50", len(n.pods)),
-		Value: took.median(), Unit: "ms", Budget: atMost(1000),
+		Value: took.median(), Unit: "ms", Budget: figures.AtMost(1000),
 		Note: "killed with SIGKILL before; from its exec to the SnapshotSent that a second proxy receives, which acks at once, after an Add for each pod",
 	}}, err
 }
@@ -190,7 +191,7 @@ func (n *node) snapshot(ctx context.Context) (time.Duration, error) {
 
 // sweep has the agent look at its pods ten times as often, and counts what that
 // costs; at first with so many pods, then with more.
-func (b *bencher) sweep(ctx context.Context) ([]Measure, error) {
+func (b *bencher) sweep(ctx context.Context) ([]figures.Measure, error) {
 	n, err := b.fullNode(ctx)
 	if err != nil {
 		return nil, err
@@ -199,7 +200,7 @@ func (b *bencher) sweep(ctx context.Context) ([]Measure, error) {
 	if err := n.restartAgent(every); err != nil {
 		return nil, err
 	}
-	var measures []Measure
+	var measures []figures.Measure
 	for _, count := range []int{b.Sizes.Pods, b.Sizes.More} {
 		if err := errors.Join(n.grow(ctx, count), n.served(ctx), rest(ctx, every)); err != nil {
 			return measures, err
@@ -213,7 +214,7 @@ func (b *bencher) sweep(ctx context.Context) ([]Measure, error) {
 	return measures, nil
 }
 
-func (b *bencher) sweepOf(ctx context.Context, n *node, every time.Duration) ([]Measure, error) {
+func (b *bencher) sweepOf(ctx context.Context, n *node, every time.Duration) ([]figures.Measure, error) {
 	share, err := n.share(ctx, b.Sizes.Window)
 	if err != nil {
 		return nil, err
@@ -224,25 +225,25 @@ func (b *bencher) sweepOf(ctx context.Context, n *node, every time.Duration) ([]
 	}
 	cpu := share * ms(every)
 	count := len(n.pods)
-	wall := Measure{
+	wall := figures.Measure{
 		What: fmt.Sprintf("sweep of %d pods, both cores", count), Value: cpu / 2, Unit: "ms",
-		Others: []Other{{Name: "numbers and paths alone, in this process", Value: ms(inProcess)}},
+		Others: []figures.Other{{Name: "numbers and paths alone, in this process", Value: ms(inProcess)}},
 		Note: fmt.Sprintf("half of the CPU time that the agent took per sweep over %s, one sweep a second; it spreads the turns, so that there is no wall time to be read",
 			b.Sizes.Window),
 	}
 	if count == b.Sizes.Pods {
-		wall.Budget = atMost(20)
+		wall.Budget = figures.AtMost(20)
 	}
 	of := fmt.Sprintf(" with %d pods", count)
-	measures := []Measure{wall, {What: "sweep: CPU time per pod" + of, Value: cpu / float64(count) * 1000, Unit: "µs"}}
+	measures := []figures.Measure{wall, {What: "sweep: CPU time per pod" + of, Value: cpu / float64(count) * 1000, Unit: "µs"}}
 	if count == b.Sizes.More {
 		files, filesErr := openFiles(n.agent)
 		memory, memoryErr := residentMemory(n.agent)
 		if err := errors.Join(filesErr, memoryErr); err != nil {
 			return measures, err
 		}
-		measures = append(measures, Measure{What: "open files" + of, Value: files, Unit: "fds"},
-			Measure{What: "resident memory" + of, Value: memory, Unit: "MiB"})
+		measures = append(measures, figures.Measure{What: "open files" + of, Value: files, Unit: "fds"},
+			figures.Measure{What: "resident memory" + of, Value: memory, Unit: "MiB"})
 	}
 	return measures, nil
 }

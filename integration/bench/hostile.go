@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/iptables/nft"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
@@ -26,7 +27,7 @@ const (
 // its own network, has filled it, and changes in loops what the agent put there. The
 // loops take CPUs, too, and the same with loops that take nothing else says how much of
 // it is due to that.
-func (b *bencher) hostile(ctx context.Context) (measures []Measure, err error) {
+func (b *bencher) hostile(ctx context.Context) (measures []figures.Measure, err error) {
 	tries := max(b.Sizes.Reps/3, 1)
 	n, err := b.startNode(ctx, "hostile", 0)
 	if err != nil {
@@ -63,17 +64,17 @@ func (b *bencher) hostile(ctx context.Context) (measures []Measure, err error) {
 	return compareOthers(alone, busy, hostile, window), nil
 }
 
-func compareOthers(alone, busy, hostile others, window attack) []Measure {
+func compareOthers(alone, busy, hostile others, window attack) []figures.Measure {
 	note := fmt.Sprintf("the hostile pod has %d rules of its own and %d sockets, and in two loops flushes our nat-output chain, after it has added a rule there, and takes our ip rule away: %.0f transactions of nftables a second in this run",
 		hostileRules, 2*hostileConnections, window.rate)
-	than := func(pick func(others) sample) []Other {
-		return []Other{
+	than := func(pick func(others) sample) []figures.Other {
+		return []figures.Other{
 			{Name: "without its loops", Value: pick(alone).median()},
 			{Name: "with loops that only take as many CPUs", Value: pick(busy).median()},
 		}
 	}
 	starts, repairs := func(o others) sample { return o.starts }, func(o others) sample { return o.repairs }
-	return []Measure{
+	return []figures.Measure{
 		{What: "CNI ADD beside a hostile pod, exec of fairlead-cni to its exit, p50", Value: hostile.starts.median(), Unit: "ms", Others: than(starts), Note: note},
 		{What: "repair of another pod's rules beside it, from nft's exit, p50", Value: hostile.repairs.median(), Unit: "ms", Others: than(repairs), Note: note},
 		{What: "the agent's CPU beside it", Value: window.share * 100, Unit: "% of a core", Note: note},

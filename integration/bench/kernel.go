@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/iptables/conntrack"
 	"github.com/fairlead-mesh/fairlead/iptables/nft"
@@ -97,7 +98,7 @@ func withRedirection(name string, work func(*netlab.NS, *redirection) error) err
 }
 
 // apply measures the first capture of a namespace, opening the sockets included.
-func (b *bencher) apply(ctx context.Context) ([]Measure, error) {
+func (b *bencher) apply(ctx context.Context) ([]figures.Measure, error) {
 	ours, err := repeat(ctx, b.Sizes.Warm, 2*b.Sizes.Reps, func() (took time.Duration, err error) {
 		err = inNamespace("apply", func(n *netlab.NS) error {
 			began := time.Now()
@@ -114,7 +115,7 @@ func (b *bencher) apply(ctx context.Context) ([]Measure, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := Measure{What: "in-pod apply, fresh namespace, both families, DNS on, p50", Value: ours.median(), Unit: "ms", Budget: atMost(2)}
+	m := figures.Measure{What: "in-pod apply, fresh namespace, both families, DNS on, p50", Value: ours.median(), Unit: "ms", Budget: figures.AtMost(2)}
 	for _, x := range flavours() {
 		theirs, err := repeat(ctx, 2, max(b.Sizes.Reps/3, 1), func() (took time.Duration, err error) {
 			err = inNamespace("restore", func(n *netlab.NS) (err error) {
@@ -124,18 +125,18 @@ func (b *bencher) apply(ctx context.Context) ([]Measure, error) {
 			return took, err
 		})
 		if err != nil {
-			return []Measure{m}, err
+			return []figures.Measure{m}, err
 		}
-		m.Others = append(m.Others, Other{Name: x.name + ", 4 execs", Value: theirs.median()})
+		m.Others = append(m.Others, figures.Other{Name: x.name + ", 4 execs", Value: theirs.median()})
 	}
 	m.Note = "4 execs: a save and a restore of each family with the same rules, as istio-cni does in a fresh pod"
-	return []Measure{m}, nil
+	return []figures.Measure{m}, nil
 }
 
 // verify measures the look at a namespace in which nothing has changed.
-func (b *bencher) verify(ctx context.Context) ([]Measure, error) {
-	number := Measure{What: "verify, rules unchanged, by number, p50", Unit: "ms", Budget: atMost(0.1)}
-	reading := Measure{What: "verify, rules unchanged, by reading, p50", Unit: "ms", Budget: atMost(1.5)}
+func (b *bencher) verify(ctx context.Context) ([]figures.Measure, error) {
+	number := figures.Measure{What: "verify, rules unchanged, by number, p50", Unit: "ms", Budget: figures.AtMost(0.1)}
+	reading := figures.Measure{What: "verify, rules unchanged, by reading, p50", Unit: "ms", Budget: figures.AtMost(1.5)}
 	err := withRedirection("verify", func(_ *netlab.NS, r *redirection) error {
 		if err := r.apply(ctx, ruleset.FormFull); err != nil {
 			return err
@@ -163,20 +164,20 @@ func (b *bencher) verify(ctx context.Context) ([]Measure, error) {
 			theirs, err := repeat(ctx, 2, b.Sizes.Reps, func() (time.Duration, error) {
 				return timed(func() error { return x.save(n) })
 			})
-			reading.Others = append(reading.Others, Other{Name: x.name + "-save, 2 execs", Value: theirs.median()})
+			reading.Others = append(reading.Others, figures.Other{Name: x.name + "-save, 2 execs", Value: theirs.median()})
 			return err
 		})
 		if err != nil {
-			return []Measure{number, reading}, err
+			return []figures.Measure{number, reading}, err
 		}
 	}
-	return []Measure{number, reading}, nil
+	return []figures.Measure{number, reading}, nil
 }
 
 // release measures what a release does to the kernel of a running pod with captured
 // connections: redirects flushed, and, after a drain that is not counted, everything
 // removed.
-func (b *bencher) release(ctx context.Context) ([]Measure, error) {
+func (b *bencher) release(ctx context.Context) ([]figures.Measure, error) {
 	const connections = 20
 	var took sample
 	err := inNamespace("peer", func(peer *netlab.NS) error {
@@ -204,8 +205,8 @@ func (b *bencher) release(ctx context.Context) ([]Measure, error) {
 			return errors.Join(err, sink.Close())
 		})
 	})
-	return []Measure{{
-		What: "live release, the kernel steps, p50", Value: took.median(), Unit: "ms", Budget: atMost(20),
+	return []figures.Measure{{
+		What: "live release, the kernel steps, p50", Value: took.median(), Unit: "ms", Budget: figures.AtMost(20),
 		Note: fmt.Sprintf("release: %d captured connections are open; the agent's count of them (sock_diag) is not in it", connections),
 	}}, err
 }

@@ -14,12 +14,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
 // plugin executes the plugin with the command VERSION, which is its cost to a pod
 // that has nothing to do with the mesh, less the question to the agent.
-func (b *bencher) plugin(ctx context.Context) ([]Measure, error) {
+func (b *bencher) plugin(ctx context.Context) ([]figures.Measure, error) {
 	path := filepath.Join(b.Bin, "fairlead-cni")
 	wall, err := repeat(ctx, b.Sizes.Warm, 2*b.Sizes.Reps, func() (time.Duration, error) {
 		cmd := pluginVersion(path)
@@ -40,10 +41,10 @@ func (b *bencher) plugin(ctx context.Context) ([]Measure, error) {
 		}
 		peak = max(peak, kib/1024)
 	}
-	return []Measure{
-		{What: "plugin executed (VERSION): wall, p50", Value: wall.median(), Unit: "ms", Budget: atMost(5)},
-		{What: "plugin executed: peak memory", Value: peak, Unit: "MiB", Budget: atMost(10)},
-		{What: "plugin: size", Value: float64(info.Size()) / 1e6, Unit: "MB", Budget: atMost(4)},
+	return []figures.Measure{
+		{What: "plugin executed (VERSION): wall, p50", Value: wall.median(), Unit: "ms", Budget: figures.AtMost(5)},
+		{What: "plugin executed: peak memory", Value: peak, Unit: "MiB", Budget: figures.AtMost(10)},
+		{What: "plugin: size", Value: float64(info.Size()) / 1e6, Unit: "MB", Budget: figures.AtMost(4)},
 	}, nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
@@ -24,7 +25,7 @@ const (
 // traffic measures what a pod's outbound connections lose: from one namespace to
 // another, over a veth pair, without rules; by the rules, which let it pass as the
 // proxy's own; and, captured, through the reference proxy.
-func (b *bencher) traffic(ctx context.Context) (measures []Measure, err error) {
+func (b *bencher) traffic(ctx context.Context) (measures []figures.Measure, err error) {
 	n, err := b.startNode(ctx, "traffic", 1)
 	if err != nil {
 		return nil, err
@@ -74,18 +75,18 @@ type flow struct {
 	connections float64 // a second
 }
 
-func compare(direct, passing, proxied flow) []Measure {
+func compare(direct, passing, proxied flow) []figures.Measure {
 	note := "by the rules alone: marked as the proxy's own, so that every rule is passed and none redirects"
-	var measures []Measure
+	var measures []figures.Measure
 	for _, f := range []struct {
 		name string
 		flow
 	}{{"by the rules alone", passing}, {"captured, through the reference proxy", proxied}} {
 		measures = append(measures,
-			Measure{What: "throughput of one stream, " + f.name, Value: f.gigabytes, Unit: "GB/s", Note: note,
-				Others: []Other{{Name: "without rules", Value: direct.gigabytes}}},
-			Measure{What: "connections, one byte each, " + f.name, Value: f.connections, Unit: "/s", Note: note,
-				Others: []Other{{Name: "without rules", Value: direct.connections}}})
+			figures.Measure{What: "throughput of one stream, " + f.name, Value: f.gigabytes, Unit: "GB/s", Note: note,
+				Others: []figures.Other{{Name: "without rules", Value: direct.gigabytes}}},
+			figures.Measure{What: "connections, one byte each, " + f.name, Value: f.connections, Unit: "/s", Note: note,
+				Others: []figures.Other{{Name: "without rules", Value: direct.connections}}})
 	}
 	return measures
 }

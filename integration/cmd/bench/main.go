@@ -16,11 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/integration/bench"
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
-
-// limit bounds a whole run.
-const limit = 5 * time.Minute
 
 // Exit codes.
 const (
@@ -33,11 +31,16 @@ func main() {
 	rows := flag.String("rows", ".", "measure only the rows that match this `regexp`, of: "+strings.Join(bench.RowNames(), ", "))
 	file := flag.String("json", "", "write the figures to this `file` as well")
 	check := flag.Bool("check", false, "exit with 1 if a budget is missed")
+	list := flag.Bool("list", false, "print the names of the rows that are chosen, and end")
 	flag.DurationVar(&sizes.Settle, "settle", sizes.Settle, "wait this `time` after the last pod before memory is read")
 	flag.Parse()
 	chosen, err := regexp.Compile(*rows)
 	if err == nil && flag.NArg() > 0 {
 		err = fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	}
+	if err == nil && *list {
+		fmt.Println(strings.Join(bench.Options{Rows: chosen}.Chosen(), "\n"))
+		return
 	}
 	if err == nil && os.Geteuid() != 0 {
 		err = errors.New("it has to run as root, to make network, mount and PID namespaces of its own (nothing else is touched)")
@@ -63,11 +66,9 @@ func main() {
 	}
 }
 
-func measure(o bench.Options) (*bench.Report, error) {
+func measure(o bench.Options) (*figures.Report, error) {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -80,7 +81,7 @@ func measure(o bench.Options) (*bench.Report, error) {
 	return bench.Run(ctx, o)
 }
 
-func write(report *bench.Report, file string) error {
+func write(report *figures.Report, file string) error {
 	if err := report.Write(os.Stdout); err != nil || file == "" {
 		return err
 	}

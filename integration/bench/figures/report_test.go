@@ -1,32 +1,12 @@
-package bench
+package figures
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
 	"testing"
-	"time"
 )
-
-func TestPercentile(t *testing.T) {
-	hundred := make(sample, 100)
-	for i := range hundred {
-		hundred[(i*37)%100] = time.Duration(i + 1)
-	}
-	for _, tt := range []struct {
-		s    sample
-		p    float64
-		want time.Duration
-	}{
-		{hundred, 50, 50}, {hundred, 99, 99}, {hundred, 100, 100}, {hundred, 0, 1}, {hundred, 99.5, 100},
-		{sample{7}, 50, 7}, {sample{7}, 99, 7}, {sample{1, 2, 9}, 50, 2}, {nil, 50, 0},
-	} {
-		if got := tt.s.percentile(tt.p); got != tt.want {
-			t.Errorf("percentile %v of %d values: %d, want %d", tt.p, len(tt.s), got, tt.want)
-		}
-	}
-	if got := (sample{3 * time.Millisecond, time.Millisecond, 1500 * time.Microsecond}).median(); got != 1.5 {
-		t.Errorf("median %v, want 1.5", got)
-	}
-}
 
 func TestFigure(t *testing.T) {
 	for _, tt := range []struct {
@@ -48,7 +28,7 @@ func TestJudge(t *testing.T) {
 		value  float64
 		budget *float64
 		want   string
-	}{{4.9, atMost(5), "met"}, {5, atMost(5), "met"}, {5.1, atMost(5), "missed"}, {1, nil, "none"}} {
+	}{{4.9, AtMost(5), "met"}, {5, AtMost(5), "met"}, {5.1, AtMost(5), "missed"}, {1, nil, "none"}} {
 		m := Measure{Value: tt.value, Budget: tt.budget, Others: []Other{{Value: 3 * tt.value}}}
 		m.judge()
 		got := "none"
@@ -71,16 +51,12 @@ func TestJudge(t *testing.T) {
 func TestWrite(t *testing.T) {
 	report := &Report{
 		Kernel: "6.1.0", CPUs: 2, Load: 3.5, LoadAfter: 4, Noisy: true,
-		Measures: []Measure{
-			{What: "apply", Value: 1.2, Unit: "ms", Budget: atMost(2), Others: []Other{{Name: "iptables", Value: 12}}, Note: "by netlink"},
-			{What: "repair", Value: 4000, Unit: "ms", Budget: atMost(10)},
-			{What: "files", Value: 100, Unit: "fds", Note: "by netlink"},
-		},
-		Failures: []Failure{{"add", "no proxy"}},
 	}
-	for i := range report.Measures {
-		report.Measures[i].judge()
-	}
+	report.Add("add", []Measure{
+		{What: "apply", Value: 1.2, Unit: "ms", Budget: AtMost(2), Others: []Other{{Name: "iptables", Value: 12}}, Note: "by netlink"},
+		{What: "repair", Value: 4000, Unit: "ms", Budget: AtMost(10)},
+		{What: "files", Value: 100, Unit: "fds", Note: "by netlink"},
+	}, errors.New("no proxy"))
 	want := `Linux 6.1.0, 2 CPUs, load average 3.50 before, 4.00 after: NOISY, other work ran on this machine; the figures are a rehearsal
 
 WHAT       MEASURED  BUDGET           COMPARED WITH, IN THIS RUN
@@ -103,13 +79,15 @@ NOT MEASURED: add: no proxy
 	}
 }
 
-func TestMiddle(t *testing.T) {
-	for _, tt := range []struct {
-		values []float64
-		want   float64
-	}{{[]float64{3}, 3}, {[]float64{9, 1, 4}, 4}} {
-		if got := middle(tt.values); got != tt.want {
-			t.Errorf("%v: %v, want %v", tt.values, got, tt.want)
-		}
+// What one program writes the other reads.
+func TestFiguresAreJSON(t *testing.T) {
+	var f, again Figures
+	f.Add("cluster-start", []Measure{{What: "a", Value: 1.5, Unit: "ms", Budget: AtMost(1), Others: []Other{{Name: "b", Value: 3}}}}, os.ErrDeadlineExceeded)
+	text, err := json.Marshal(f)
+	if err == nil {
+		err = json.Unmarshal(text, &again)
+	}
+	if m := again.Measures; err != nil || len(m) != 1 || m[0].Row != "cluster-start" || *m[0].Met || m[0].Others[0].Ratio != 2 || len(again.Failures) != 1 {
+		t.Errorf("%s became %+v, %v", text, again, err)
 	}
 }

@@ -1,4 +1,10 @@
-package bench
+// Package figures is what benchmarks have measured: for people as a table, and as JSON
+// for machines, and for one program that takes in what another has measured.
+//
+// # Failures it survives
+//
+//   - A row that could not be measured: it stands there, with the reason.
+package figures
 
 import (
 	"encoding/json"
@@ -18,8 +24,25 @@ type Report struct {
 	Load      float64   `json:"load"` // average of the minute before the run
 	LoadAfter float64   `json:"loadAfter"`
 	Noisy     bool      `json:"noisy"`
-	Measures  []Measure `json:"measures"`
-	Failures  []Failure `json:"failures"`
+	Figures
+}
+
+// Figures are what came of some rows.
+type Figures struct {
+	Measures []Measure `json:"measures"`
+	Failures []Failure `json:"failures"`
+}
+
+// Add takes in what came of a row.
+func (f *Figures) Add(row string, measures []Measure, err error) {
+	for _, m := range measures {
+		m.Row = row
+		m.judge()
+		f.Measures = append(f.Measures, m)
+	}
+	if err != nil {
+		f.Failures = append(f.Failures, Failure{row, err.Error()})
+	}
 }
 
 // A Measure is one figure.
@@ -59,7 +82,12 @@ func (m *Measure) judge() {
 	}
 }
 
-func atMost(budget float64) *float64 { return &budget }
+// ClusterRows are the rows of "make bench" that need a Kubernetes cluster. They are
+// measured by a program of their own, since what makes a cluster is a module of its own.
+var ClusterRows = []string{"cluster-start", "cluster-deployment", "cluster-memory"}
+
+// AtMost is a budget.
+func AtMost(budget float64) *float64 { return &budget }
 
 // Missed are the measures over their budget.
 func (r *Report) Missed() int {
@@ -129,27 +157,4 @@ func figure(value float64, unit string) string {
 		digits++
 	}
 	return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, value, unit))
-}
-
-// A sample is how long each of some repetitions took.
-type sample []time.Duration
-
-// percentile is the smallest value that p percent of the sample do not exceed.
-func (s sample) percentile(p float64) time.Duration {
-	if len(s) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(s))
-	i := int(p/100*float64(len(s))+0.999999) - 1
-	return sorted[min(max(i, 0), len(s)-1)]
-}
-
-func (s sample) median() float64 { return ms(s.percentile(50)) }
-
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// middle is the median of a few values.
-func middle(values []float64) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[len(sorted)/2]
 }
