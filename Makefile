@@ -99,12 +99,19 @@ cluster-status: cluster-command ## show what runs of the cluster
 cluster-down: root cluster-command ## end the cluster; nothing is left of it (root)
 	@bin/cluster down
 
-# BENCH chooses rows (a regexp), BENCH_JSON names a file for machines.
+# BENCH chooses rows (a regexp; '^[^c]' spares the cluster), BENCH_JSON names a file for machines.
 .PHONY: bench
 bench: root build demo-parts ## measure the budgets, met or missed (root); CHECK=1 fails on a miss; installs as test does
 	@integration/make/packages
 	@$(STATIC) -o bin/ ./integration/cmd/bench
+	@! bin/bench $(if $(BENCH),-rows '$(BENCH)') -list | grep ^cluster- >/dev/null || $(MAKE) bench-cluster
 	@bin/bench $(if $(BENCH),-rows '$(BENCH)') $(if $(BENCH_JSON),-json '$(BENCH_JSON)') $(if $(CHECK),-check)
+
+.PHONY: bench-cluster
+bench-cluster: root image cluster-command cluster-helm
+	@integration/make/packages cluster
+	@bin/cluster build
+	@cd integration/cluster && $(STATIC) -o ../../bin/ ./cmd/clusterbench
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s) each

@@ -97,6 +97,9 @@ func (n *Node) services() map[string][]string {
 	}
 }
 
+// ContainerdMetricsPort is where each node's containerd serves its metrics, at /v1/metrics.
+const ContainerdMetricsPort = "1338"
+
 // restrict_oom_score_adj: where root has no CAP_SYS_RESOURCE, no process can be made
 // less likely to be killed than we are.
 const containerdConfig = `version = 3
@@ -109,6 +112,9 @@ disabled_plugins = [
 
 [grpc]
 address = '/run/containerd/containerd.sock'
+
+[metrics]
+address = '0.0.0.0:` + ContainerdMetricsPort + `'
 
 [plugins.'io.containerd.cri.v1.images']
 snapshotter = 'overlayfs'
