@@ -100,11 +100,14 @@ func kubectl(t *testing.T, c *cluster.Cluster, args ...string) string {
 
 func apply(t *testing.T, c *cluster.Cluster, manifest string) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "manifest.yaml")
-	if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
+	cmd, err := c.KubectlCommand(t.Context(), "apply", "-f", "-")
+	if err != nil {
 		t.Fatal(err)
 	}
-	kubectl(t, c, "apply", "-f", file)
+	cmd.Stdin = strings.NewReader(manifest)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("kubectl apply: %v\n%s", err, out)
+	}
 }
 
 // get asks a server in the cluster, from outside of all nodes.

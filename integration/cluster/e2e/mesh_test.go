@@ -1,0 +1,139 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-mesh/fairlead/integration/cluster"
+	"github.com/fairlead-mesh/fairlead/integration/netlab"
+)
+
+// One cluster, from before the installation on. After each step all that can be asked
+// says the same (see agree).
+func TestMesh(t *testing.T) {
+	netlab.Kernel(t)
+	c := startLoaded(t, 1)
+	for _, step := range []struct {
+		name string
+		run  func(*testing.T, *cluster.Cluster)
+	}{
+		{"an installation captures pods that run, and leaves them running", installationCaptures},
+		{"helm test", helmTests},
+	} {
+		if !t.Run(step.name, func(t *testing.T) { step.run(t, c); agree(t, c) }) {
+			t.Log(trouble(t, c))
+			break // the next ones stand on it
+		}
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const earlierManifest = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: mesh, labels: {istio.io/dataplane-mode: ambient}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: mesh}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: out, namespace: mesh, labels: {istio.io/dataplane-mode: none}}
+spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: on-the-node, namespace: mesh}
+spec:
+  hostNetwork: true
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: "localhost/fairlead/testapp:1", imagePullPolicy: Never, args: [serve]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: labelled, labels: {istio.io/dataplane-mode: ambient}}
+spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: plain}
+spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
+`
+
+// applyPods applies a manifest in which CONTAINER stands for a server that is ready when
+// it answers.
+func applyPods(t *testing.T, c *cluster.Cluster, manifest string) {
+	t.Helper()
+	apply(t, c, strings.ReplaceAll(manifest, "CONTAINER", `{name: app, image: "localhost/fairlead/testapp:1", imagePullPolicy: Never, `+
+		`readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}}`))
+}
+
+// waitFor waits for a condition of objects.
+func waitFor(t *testing.T, c *cluster.Cluster, condition string, what ...string) {
+	t.Helper()
+	kubectl(t, c, append([]string{"wait", "--for=" + condition, "--timeout=" + patience.String()}, what...)...)
+}
+
+// tasks are a node's running containers, sandboxes too, with their processes.
+func tasks(t *testing.T, n *cluster.Node) []string {
+	t.Helper()
+	out, err := n.Run(t.Context(), "ctr", "-n", "k8s.io", "tasks", "ls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var running []string
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "RUNNING") {
+			running = append(running, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	return running
+}
+
+// ended are those of the tasks that are not there any more. A container that was started
+// again is another task.
+func ended(t *testing.T, n *cluster.Node, before []string) []string {
+	t.Helper()
+	after := tasks(t, n)
+	return slices.DeleteFunc(before, func(task string) bool { return slices.Contains(after, task) })
+}
+
+func installationCaptures(t *testing.T, c *cluster.Cluster) {
+	applyPods(t, c, earlierManifest)
+	waitFor(t, c, "condition=Available", "deployment/web", "-n", "mesh")
+	waitFor(t, c, "condition=Ready", "pods", "--all", "-n", "mesh")
+	waitFor(t, c, "condition=Ready", "pods", "--all")
+	before := tasks(t, c.Nodes[0])
+	if len(before) != 2*6 { // with their sandboxes
+		t.Fatalf("%d containers run, want 12: %q", len(before), before)
+	}
+	install(t, c)
+	agree(t, c)
+	if gone := ended(t, c.Nodes[0], before); len(gone) != 0 {
+		t.Errorf("containers have ended: %q", gone)
+	}
+}
+
+func helmTests(t *testing.T, c *cluster.Cluster) {
+	out, err := helm(t, c, "test", "fairlead", "--namespace", system, "--logs", "--timeout", patience.String())
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{"Phase:          Succeeded", "9 pods: 3 Captured, 6 NotCaptured"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it does not say %q:\n%s", want, out)
+		}
+	}
+}
