@@ -1,7 +1,7 @@
 // Package clusterbench measures what Fairlead costs on a Kubernetes cluster made of
-// namespaces: the rows of "make bench" that need one. The agent and the reference proxy
-// are installed with the charts; what they are compared with is measured on the same
-// cluster before that.
+// namespaces: the rows of "make bench" that need one. It has two nodes. On one the agent
+// and the reference proxy are installed, with the charts; on the other nothing is. What
+// is compared happens on both in turn, so that both have the same machine.
 //
 // # Failures it survives
 //
@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
@@ -59,22 +60,17 @@ type bencher struct {
 	dir     string // for what is only needed meanwhile
 }
 
-// A row is measured in two steps: what it is compared with, before anything of ours is
-// installed, and then the rest.
+// A row measures one thing, or several that come out of one effort.
 type row struct {
-	name          string
-	without       func(context.Context) error
-	with          func(context.Context) ([]figures.Measure, error)
-	notInstalling bool // with needs no installation
+	name    string
+	install bool // it needs an agent that is installed
+	run     func(*bencher, context.Context) ([]figures.Measure, error)
 }
 
-func (b *bencher) rows() []row {
-	starts, deployments := startRow{bencher: b}, deploymentRow{bencher: b}
-	return []row{
-		{name: "cluster-start", without: starts.without, with: starts.with},
-		{name: "cluster-deployment", without: deployments.without, with: deployments.with},
-		{name: "cluster-memory", without: func(context.Context) error { return nil }, with: b.memory, notInstalling: true},
-	}
+var rows = []row{
+	{"cluster-start", true, (*bencher).starts},
+	{"cluster-deployment", true, (*bencher).deployments},
+	{"cluster-memory", false, (*bencher).memory},
 }
 
 // Run measures.
@@ -90,7 +86,7 @@ func Run(ctx context.Context, o Options) (f figures.Figures, err error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // else the machine's own business
 	b := &bencher{Options: o, began: time.Now(), dir: dir}
-	b.cluster, err = cluster.Start(ctx, cluster.Config{Dir: o.Dir, Source: filepath.Join(o.Root, "integration/cluster"), Out: o.Out})
+	b.cluster, err = cluster.Start(ctx, cluster.Config{Nodes: 2, Dir: o.Dir, Source: filepath.Join(o.Root, "integration/cluster"), Out: o.Out})
 	if err != nil {
 		return f, err
 	}
@@ -109,32 +105,27 @@ func Run(ctx context.Context, o Options) (f figures.Figures, err error) {
 }
 
 func (b *bencher) measure(ctx context.Context, f *figures.Figures) {
-	rows := slices.DeleteFunc(b.rows(), func(r row) bool { return !slices.Contains(b.Rows, r.name) })
-	failed := map[string]bool{}
+	install := sync.OnceValue(func() error { return b.install(ctx) })
 	for _, r := range rows {
-		b.say("%s, without us", r.name)
-		if err := r.without(ctx); err != nil {
-			f.Add(r.name, nil, fmt.Errorf("without us: %w", err))
-			failed[r.name] = true
+		if !slices.Contains(b.Rows, r.name) {
+			continue
 		}
-	}
-	var installed error
-	if slices.ContainsFunc(rows, func(r row) bool { return !r.notInstalling }) {
-		b.say("installing")
-		installed = b.install(ctx)
-	}
-	for _, r := range rows {
-		switch {
-		case failed[r.name]:
-		case installed != nil && !r.notInstalling:
-			f.Add(r.name, nil, installed)
-		default:
+		var measures []figures.Measure
+		var err error
+		if r.install {
+			err = install()
+		}
+		if err == nil {
 			b.say("%s", r.name)
-			measures, err := r.with(ctx)
-			f.Add(r.name, measures, err)
+			measures, err = r.run(b, ctx)
 		}
+		f.Add(r.name, measures, err)
 	}
 }
+
+// ours is the node that has an agent, and bare the one that has none.
+func (b *bencher) ours() *cluster.Node { return b.cluster.Nodes[0] }
+func (b *bencher) bare() *cluster.Node { return b.cluster.Nodes[1] }
 
 func (b *bencher) say(format string, args ...any) {
 	fmt.Fprintf(b.Out, "%5.0f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))

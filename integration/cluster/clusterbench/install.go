@@ -13,9 +13,10 @@ const (
 	account = "system:serviceaccount:" + system + ":fairlead"
 )
 
-// install installs the agent and the reference proxy with their charts, and waits until
-// both are ready.
+// install installs the agent and the reference proxy with their charts, on one of the
+// nodes, and waits until both are ready.
 func (b *bencher) install(ctx context.Context) error {
+	b.say("installing on %s", b.ours().Name)
 	if _, err := b.cluster.Kubectl(ctx, "create", "namespace", system); err != nil {
 		return err
 	}
@@ -25,8 +26,8 @@ func (b *bencher) install(ctx context.Context) error {
 			return fmt.Errorf("%w; remedy: make image", err)
 		}
 		colon := strings.LastIndex(image, ":")
-		cmd, err := b.cluster.Command(ctx, b.bin("tools/helm"), "install", chart, b.Root+"/charts/"+chart, "--namespace", system,
-			"--wait", "--timeout=2m", "--set=image.repository="+image[:colon], "--set-string=image.tag="+image[colon+1:])
+		cmd, err := b.cluster.Command(ctx, b.bin("tools/helm"), "install", chart, b.Root+"/charts/"+chart, "--namespace", system, "--wait", "--timeout=2m",
+			"--set=image.repository="+image[:colon], "--set-string=image.tag="+image[colon+1:], `--set=nodeSelector.kubernetes\.io/hostname=`+b.ours().Name)
 		if err != nil {
 			return err
 		}

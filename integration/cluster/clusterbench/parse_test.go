@@ -93,9 +93,9 @@ func TestCompareRequests(t *testing.T) {
 	}
 	want := []figures.Measure{
 		{
-			What: "API requests of the agent, per pod start", Value: 2, Budget: figures.AtMost(1),
-			Others: []figures.Other{{Name: "the kubelet's about the same pods", Value: 1.5}},
-			Note:   "by the API server's audit log, all of the agent's while 2 pods started: map[patch pods/status:3 watch :1]",
+			What: "API requests of the agent, per start of a captured pod", Value: 2, Budget: figures.AtMost(1),
+			Others: []figures.Other{{Name: "the kubelet's, per pod start", Value: 1.5}},
+			Note:   "by the API server's audit log, all of the agent's while 2 pods started, 2 of them captured: map[patch pods/status:3 watch :1]",
 		},
 		{
 			What: "API requests of the agent, before the pod's ADD has ended", Value: 1, Budget: figures.AtMost(0),
