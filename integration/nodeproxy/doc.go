@@ -49,7 +49,7 @@
 // policy of a mesh that lets nobody in without an identity, so that one can see what
 // becomes of those who have none, as the kubelet. It is no protection: anybody can tag
 // what he sends. The peer is connected before it is reset: whoever does no
-// more than connect, as a TCP probe does, does not notice.
+// more than connect, as a TCP probe does, may not notice.
 //
 // # Making way for another proxy
 //
