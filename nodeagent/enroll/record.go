@@ -69,7 +69,6 @@ type RecordDir string
 // Save writes the file anew and renames it over the old one: a reader, or an agent
 // that is killed, finds one or the other.
 func (d RecordDir) Save(r Record) error {
-	r.Version = recordVersion
 	text, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("cannot write a pod's record: %w", err)
@@ -145,7 +144,7 @@ func (d RecordDir) file(uid string) string { return filepath.Join(string(d), uid
 // record is what the next agent should know of the pod.
 func (p *pod) record() Record {
 	return Record{
-		Attachment: *p.attachment, Netns: p.place.ID, Process: p.place.Process,
+		Version: recordVersion, Attachment: *p.attachment, Netns: p.place.ID, Process: p.place.Process,
 		ServiceAccount: p.object.ServiceAccount, Decision: p.decision,
 		Touched: p.touched, Adding: p.adding != nil || p.orphan, Applied: p.applied,
 		Stood: p.stood, Older: p.older, Gap: p.gap, Raced: p.raced, Stale: p.stale, Kept: p.kept,

@@ -55,6 +55,7 @@ type world struct {
 	full     error                 // why no record can be written
 	objects  map[string]intent.Pod // by namespace/name
 	records  map[string]Record     // by UID
+	saves    int                   // of records
 	spaces   map[string]*space     // by path
 	answer   proxylink.State       // what the proxy says of what is announced now
 	text     string
@@ -330,6 +331,7 @@ func (w *world) Save(r Record) error {
 	if err := cmp.Or(w.full, w.step()); err != nil {
 		return err
 	}
+	w.saves++
 	w.records[r.Attachment.UID] = r
 	return nil
 }
