@@ -202,7 +202,7 @@ func (c *Conn) Peer() (Credentials, error) {
 func (c *Conn) Ready() (bool, error) {
 	var n int
 	err := c.control(func(fd int) (err error) {
-		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		n, err = poll(fd, unix.POLLIN)
 		return err
 	})
 	if err != nil {
@@ -222,15 +222,23 @@ func (c *Conn) WaitHangup() error {
 	var pollErr error
 	if err := raw.Read(func(fd uintptr) bool {
 		var n int
-		n, pollErr = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
-		if errors.Is(pollErr, unix.EINTR) {
-			pollErr = nil
-		}
+		n, pollErr = poll(int(fd), unix.POLLRDHUP)
 		return n > 0 || pollErr != nil
 	}); err != nil {
 		return fmt.Errorf("cannot wait for the peer: %w", withoutAddress(err))
 	}
 	return pollErr
+}
+
+// poll asks for events that are there now. A signal may come in between, as the Go
+// runtime sends them to its threads.
+func poll(fd int, events int16) (n int, err error) {
+	for {
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
 }
 
 func (c *Conn) control(fn func(fd int) error) error {
