@@ -134,6 +134,7 @@ type Reconciler struct {
 	config  Config
 	stopped chan struct{} // closed when Run is over
 	adopted chan struct{} // closed when the pods on record have been looked at
+	asked   chan struct{} // of one: a pod may run that the runtime has not told us of
 
 	adoptedOnce sync.Once
 
@@ -159,7 +160,7 @@ func New(c Config) (*Reconciler, error) {
 		return nil, fmt.Errorf("cannot reconcile pods: %d workers, sweep every %s", c.Workers, c.SweepInterval)
 	}
 	return &Reconciler{
-		config: c, stopped: make(chan struct{}), adopted: make(chan struct{}), adopting: map[string]bool{},
+		config: c, stopped: make(chan struct{}), adopted: make(chan struct{}), asked: make(chan struct{}, 1), adopting: map[string]bool{},
 		pods: map[string]*pod{}, busy: map[string]time.Time{}, early: map[string]early{}, kept: map[string]kept{}, ended: map[string]bool{},
 	}, nil
 }
@@ -285,6 +286,9 @@ func (r *Reconciler) Wake(uid string) {
 	defer r.mu.Unlock()
 	if r.queue == nil {
 		return
+	}
+	if uid == "" || r.pods[uid] == nil {
+		r.askSeek()
 	}
 	if uid != "" {
 		r.queue.Add(uid)

@@ -69,10 +69,14 @@ func (r *Reconciler) failed(c *call, f *Failure) {
 func (r *Reconciler) untold(object intent.Pod, known early) status.Pod {
 	_, namespace, ok := r.config.Source.Lookup(object.Namespace, object.Name)
 	d := r.config.Policy.Decide(object, namespace)
+	rules := status.Unknown
+	if object.HostNetwork {
+		rules = "none" // it has no namespace of its own for them
+	}
 	pod := status.Pod{
 		Namespace: object.Namespace, Name: object.Name, UID: object.UID,
 		Intent:     intentOf(d),
-		Rules:      status.Rules{State: status.Unknown},
+		Rules:      status.Rules{State: rules},
 		Annotation: status.Unknown,
 		State:      uncaptured(d), Reason: status.Reason(d.Reason), Message: d.Message,
 		Since: known.since, Remedy: status.Reason(d.Reason).Remedy(),

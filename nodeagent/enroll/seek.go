@@ -3,6 +3,7 @@ package enroll
 import (
 	"context"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
@@ -10,20 +11,61 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 )
 
+// seekPause is the least time between two searches that something has called for.
+const seekPause = time.Second
+
 // seek looks, now and then, for the network namespaces of pods that should be
-// captured and that the runtime has not told us of.
+// captured and that the runtime has not told us of; and at once for one that runs, as
+// when it gets its label.
 func (r *Reconciler) seek(ctx context.Context) {
 	tick := time.NewTicker(r.config.SweepInterval)
 	defer tick.Stop()
+	var last time.Time
+	var due <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			r.Seek(ctx)
 			r.prune(ctx)
+		case <-r.asked:
+			if due == nil {
+				due = time.After(seekPause - time.Since(last))
+			}
+			continue
+		case <-due:
+			due = nil
+			if !r.overlooked() {
+				continue
+			}
+			last = time.Now()
 		}
+		r.Seek(ctx)
 	}
+}
+
+// askSeek has seek look whether a pod was overlooked.
+func (r *Reconciler) askSeek() {
+	select {
+	case r.asked <- struct{}{}:
+	default: // it is going to
+	}
+}
+
+// overlooked reports whether a pod that should be captured runs, having addresses, and the
+// runtime has not told us of it. One that is just starting has none.
+func (r *Reconciler) overlooked() bool {
+	objects := r.config.Source.Pods()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(objects, func(object intent.Pod) bool {
+		uid := object.RuntimeUID()
+		if uid == "" || r.pods[uid] != nil || len(object.IPs) == 0 {
+			return false
+		}
+		capture, _ := r.shouldBeCaptured(object)
+		return capture
+	})
 }
 
 // Seek looks once, for all of them together, and for those of ours that are lost.

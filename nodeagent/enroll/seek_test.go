@@ -1,6 +1,7 @@
 package enroll
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,33 @@ func TestFindsAPodThatWasThereBefore(t *testing.T) {
 		w.wantDone()
 		w.del("web", "c1")
 		w.wantDone("withdraw uid-web")
+	})
+}
+
+// One that runs, and gets its label then, is looked for at once; one that has no address
+// yet is only just starting, and the runtime is going to tell of it.
+func TestFindsAtOnceAPodThatRuns(t *testing.T) {
+	inWorld(t, func(w *world) {
+		runs := func(p *intent.Pod) { withUID(p); p.IPs = []netip.Addr{netip.MustParseAddr("10.0.0.2")} }
+		w.object("web", false, runs)
+		w.mu.Lock()
+		w.findable = map[string]string{"uid-web": "c1"}
+		w.mu.Unlock()
+		w.object("starting", true, withUID)
+		w.wantDone()
+		w.object("web", true, runs)
+		w.wantState("starting Pending NetworkNamespaceUnknown", "web Captured OK",
+			"/run/netns/c1 has full+dns", "proxy has uid-starting kept", "proxy has uid-web acked")
+
+		before := w.searches
+		w.object("lost", true, func(p *intent.Pod) { runs(p); p.UID = "uid-lost" })
+		for range 10 {
+			w.object("lost", true, func(p *intent.Pod) { runs(p); p.UID = "uid-lost" })
+		}
+		w.pass(2 * time.Second)
+		if n := w.searches - before; n != 1 {
+			t.Errorf("what is not found was searched for %d times in 2 seconds, want once", n)
+		}
 	})
 }
 

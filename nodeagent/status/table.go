@@ -72,7 +72,11 @@ func WriteTable(w io.Writer, node Node, pods []Pod, now time.Time) error {
 func writeNode(w io.Writer, node Node, now time.Time) error {
 	var proxies []string
 	for _, p := range node.Proxies {
-		proxies = append(proxies, fmt.Sprintf("pid %d (%s, %d pods, connected %s ago%s)", p.PID, p.State, p.Workloads, since(p.Since, now), p.earlier()))
+		pods := "pods"
+		if p.Workloads == 1 {
+			pods = "pod"
+		}
+		proxies = append(proxies, fmt.Sprintf("pid %d (%s, %d %s, connected %s ago%s)", p.PID, p.State, p.Workloads, pods, since(p.Since, now), p.earlier()))
 	}
 	if len(proxies) == 0 {
 		proxies = []string{"none connected"}
