@@ -22,6 +22,11 @@ func TestMesh(t *testing.T) {
 	}{
 		{"an installation captures pods that run, and leaves them running", installationCaptures},
 		{"helm test", helmTests},
+		{"init containers, sidecars and Jobs go through the proxy from their first request", firstRequests},
+		{"a restricted namespace", restrictedNamespace},
+		{"a readiness gate", readinessGate},
+		{"a static pod", staticPod},
+		{"pods of the same name, one after the other", sameName},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.run(t, c); agree(t, c) }) {
 			t.Log(trouble(t, c))
