@@ -43,7 +43,7 @@ type kind struct {
 	ready   []time.Duration // from each pod's creation until the API shows it ready
 }
 
-// starts starts pods one at a time.
+// starts has pods start one at a time.
 func (b *bencher) starts(ctx context.Context) ([]figures.Measure, error) {
 	const namespace = "start"
 	if err := b.api.newNamespace(ctx, namespace); err != nil {
