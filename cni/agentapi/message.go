@@ -31,6 +31,7 @@ type Request struct {
 	Add     *Attachment    `json:"add,omitempty"`
 	Del     *Attachment    `json:"del,omitempty"`
 	Check   *Attachment    `json:"check,omitempty"`
+	GC      *GCRequest     `json:"gc,omitempty"`
 	Status  *StatusRequest `json:"status,omitempty"`
 }
 
@@ -43,6 +44,12 @@ type Attachment struct {
 	Netns       string       `json:"netns,omitempty"` // a path; may be empty in Del
 	Interface   string       `json:"interface"`
 	IPs         []netip.Addr `json:"ips,omitempty"`
+}
+
+// GCRequest says which sandboxes the runtime has, by their containers' ids: all others
+// that are attached to its network are over.
+type GCRequest struct {
+	Valid []string `json:"valid"`
 }
 
 // StatusRequest asks for the state of every pod of the node.

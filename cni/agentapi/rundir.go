@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
 )
 
 // RunDir is the agent's run directory, on a tmpfs, and Socket the socket in it.
@@ -74,6 +75,15 @@ func LastSeen(socket string) time.Time {
 		return time.Time{}
 	}
 	return info.ModTime()
+}
+
+// Uptime is for how long the node has been up, as far as that is known.
+func Uptime() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0
+	}
+	return time.Duration(now.Nano())
 }
 
 func bootID() (string, error) {

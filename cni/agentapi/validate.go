@@ -23,13 +23,13 @@ func (r Request) Validate() error {
 		return versionError(r.Version)
 	}
 	ops := 0
-	for _, set := range []bool{r.Add != nil, r.Del != nil, r.Check != nil, r.Status != nil} {
+	for _, set := range []bool{r.Add != nil, r.Del != nil, r.Check != nil, r.GC != nil, r.Status != nil} {
 		if set {
 			ops++
 		}
 	}
 	if ops != 1 {
-		return fmt.Errorf("a request must carry exactly one of add, del, check, status; this one carries %d", ops)
+		return fmt.Errorf("a request must carry exactly one of add, del, check, gc, status; this one carries %d", ops)
 	}
 	switch {
 	case r.Add != nil:
@@ -38,6 +38,8 @@ func (r Request) Validate() error {
 		return prefix("check", r.Check.validate())
 	case r.Del != nil:
 		return prefix("del", r.Del.validateDel())
+	case r.GC != nil:
+		return prefix("gc", r.GC.validate())
 	}
 	return nil
 }
@@ -87,6 +89,15 @@ func (a *Attachment) validateDel() error {
 		path("netns", a.Netns),
 		text("interface", a.Interface, maxInterface, isInterface),
 	)
+}
+
+func (g *GCRequest) validate() error {
+	for _, id := range g.Valid {
+		if err := text("valid", id, maxID, isID); err != nil || id == "" {
+			return errors.Join(err, fmt.Errorf("valid: %q is not a container's id", id))
+		}
+	}
+	return nil
 }
 
 func text(field, value string, most int, ok func(string) bool) error {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 )
@@ -21,8 +22,15 @@ type config struct {
 	CNIVersion        string
 	AgentSocket       string
 	AllowWithoutAgent []string
+	Status            string // statusNever, or empty
+	OrphanAfter       string
 	PrevResult        json.RawMessage // nil if there is none
+
+	orphanAfter time.Duration // 0: the usual
 }
+
+// statusNever has STATUS succeed whatever is known of the agent.
+const statusNever = "never"
 
 // parseConfig refuses a field that it does not know, but for those that the
 // specification lets a runtime add.
@@ -47,6 +55,10 @@ func parseConfig(data []byte) (*config, error) {
 		case "allowWithoutAgent":
 			c.AllowWithoutAgent = nil
 			into = &c.AllowWithoutAgent
+		case "status":
+			into = &c.Status
+		case "orphanAfter":
+			into = &c.OrphanAfter
 		case "prevResult":
 			if string(value) != "null" {
 				c.PrevResult = value
@@ -67,7 +79,7 @@ func parseConfig(data []byte) (*config, error) {
 	}
 	if len(unknown) > 0 {
 		slices.Sort(unknown)
-		errs = append(errs, fmt.Errorf("unknown field %q; the fields are agentSocket and allowWithoutAgent", unknown))
+		errs = append(errs, fmt.Errorf("unknown field %q; the fields are agentSocket, allowWithoutAgent, orphanAfter and status", unknown))
 	}
 	if err := errors.Join(append(errs, c.validate())...); err != nil {
 		return nil, fmt.Errorf("invalid fairlead-cni configuration: %v", err)
@@ -81,6 +93,16 @@ func (c *config) validate() error {
 	}
 	if slices.Contains(c.AllowWithoutAgent, "") {
 		return errors.New("field \"allowWithoutAgent\": a namespace's name is empty")
+	}
+	if c.Status != "" && c.Status != statusNever {
+		return fmt.Errorf("field \"status\": %q is not %q; it is left out where STATUS is to tell", c.Status, statusNever)
+	}
+	if c.OrphanAfter == "" {
+		return nil
+	}
+	var err error
+	if c.orphanAfter, err = time.ParseDuration(c.OrphanAfter); err != nil || c.orphanAfter <= 0 {
+		return fmt.Errorf("field \"orphanAfter\": %q is not a duration such as 30m", c.OrphanAfter)
 	}
 	return nil
 }

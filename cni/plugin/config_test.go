@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -18,19 +19,19 @@ func TestParseConfig(t *testing.T) {
 	}{
 		"nothing of ours": {
 			`{"cniVersion":"1.0.0","name":"net","type":"fairlead-cni"}`,
-			config{"1.0.0", agentapi.Socket, defaults, nil},
+			config{CNIVersion: "1.0.0", AgentSocket: agentapi.Socket, AllowWithoutAgent: defaults},
 		},
 		"everything": {
-			`{"cniVersion":"1.1.0","agentSocket":"/x/agent.sock","allowWithoutAgent":["a","b"],"prevResult":{"a": 1}}`,
-			config{"1.1.0", "/x/agent.sock", []string{"a", "b"}, json.RawMessage(`{"a": 1}`)},
+			`{"cniVersion":"1.1.0","agentSocket":"/x/agent.sock","allowWithoutAgent":["a","b"],"status":"never","orphanAfter":"5m","prevResult":{"a": 1}}`,
+			config{"1.1.0", "/x/agent.sock", []string{"a", "b"}, "never", "5m", json.RawMessage(`{"a": 1}`), 5 * time.Minute},
 		},
 		"none allowed": {
 			`{"allowWithoutAgent":[]}`,
-			config{"", agentapi.Socket, []string{}, nil},
+			config{AgentSocket: agentapi.Socket, AllowWithoutAgent: []string{}},
 		},
 		"what a runtime adds": {
 			`{"capabilities":{"x":true},"runtimeConfig":{"x":[1]},"args":{"cni":{}},"cni.dev/valid-attachments":[],"cni.dev/attachments":[],"acme.example/x":1,"prevResult":null}`,
-			config{"", agentapi.Socket, defaults, nil},
+			config{AgentSocket: agentapi.Socket, AllowWithoutAgent: defaults},
 		},
 	}
 	for name, tt := range tests {
@@ -39,7 +40,7 @@ func TestParseConfig(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(&tt.want, got); diff != "" {
+			if diff := cmp.Diff(&tt.want, got, cmp.AllowUnexported(config{})); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -51,13 +52,16 @@ func TestParseConfigRefuses(t *testing.T) {
 		conf string
 		says []string
 	}{
-		"unknown fields":     {`{"z":1,"log":{},"name":"n"}`, []string{`unknown field ["log" "z"]`, "agentSocket and allowWithoutAgent"}},
+		"unknown fields":     {`{"z":1,"log":{},"name":"n"}`, []string{`unknown field ["log" "z"]`, "agentSocket, allowWithoutAgent, orphanAfter and status"}},
 		"another case":       {`{"agentsocket":"/x"}`, []string{`unknown field ["agentsocket"]`}},
 		"another type":       {`{"agentSocket":7,"allowWithoutAgent":"kube-system"}`, []string{`field "agentSocket"`, `field "allowWithoutAgent"`}},
 		"relative socket":    {`{"agentSocket":"agent.sock"}`, []string{`"agent.sock" is not an absolute path`}},
 		"empty socket":       {`{"agentSocket":""}`, []string{`"" is not an absolute path`}},
 		"socket too long":    {`{"agentSocket":"/` + strings.Repeat("x", 106) + `"}`, []string{"at most 106 bytes"}},
 		"empty namespace":    {`{"allowWithoutAgent":[""]}`, []string{"a namespace's name is empty"}},
+		"status":             {`{"status":"always"}`, []string{`field "status": "always" is not "never"`}},
+		"no duration":        {`{"orphanAfter":"soon"}`, []string{`field "orphanAfter": "soon"`}},
+		"no time at all":     {`{"orphanAfter":"0s"}`, []string{`field "orphanAfter": "0s"`}},
 		"no JSON":            {`{`, []string{"cannot decode"}},
 		"no object":          {`[]`, []string{"cannot decode"}},
 		"two objects":        {`{}{}`, []string{"cannot decode"}},

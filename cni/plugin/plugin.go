@@ -10,6 +10,12 @@
 // namespaces in allowWithoutAgent, which may be needed to repair the agent. DEL
 // never fails: a pod whose DEL fails cannot be deleted.
 //
+// STATUS keeps a node from being ready before an agent has been: until one has, in this
+// boot, pods cannot be judged. Afterwards ADD alone fails closed, since a node that is not
+// ready loses the pods that run on it. A node of which the agent was taken away and the
+// configuration left is given half an hour (orphanAfter) for one to start. GC has the agent
+// forget pods whose sandboxes the runtime does not have any more.
+//
 // When the runtime kills the plugin, the connection to the agent closes, and the
 // agent undoes what it had begun.
 //
@@ -23,6 +29,10 @@
 //   - A panic; a log that cannot be written, or that many plugins write and rotate at
 //     once.
 //   - A DEL that is repeated, late, or for a sandbox long gone.
+//   - A configuration that was left on a node where no agent starts any more: it does not
+//     keep the node from being ready for ever, and both errors name the file to remove.
+//   - A GC without an agent, or with one that does not answer: there is nothing that it
+//     would not find by itself.
 package plugin
 
 import (
@@ -154,21 +164,6 @@ func netnsError(err error) *types.Error {
 	return types.NewError(agentapi.CodeNamespace, fmt.Sprintf("cannot use the network namespace in CNI_NETNS: %v", err),
 		"nothing was changed; the container runtime must pass the path of the pod's own network namespace")
 }
-
-// status succeeds once the agent has been ready since the node booted. Whether
-// it runs now is ADD's question: a node that is not ready evicts its pods.
-func (p *Plugin) status(args *skel.CmdArgs) error {
-	if _, err := p.configure(args.StdinData); err != nil {
-		return err
-	}
-	if err := agentapi.CheckReady(p.socket); err != nil {
-		return types.NewError(types.ErrPluginNotAvailable, err.Error(), "pods can start here once the fairlead agent of this node is ready; check its pod")
-	}
-	return nil
-}
-
-// gc has nothing to collect: the agent sees by itself that a namespace is gone.
-func (p *Plugin) gc(*skel.CmdArgs) error { return nil }
 
 // configure parses the configuration; from then on its socket counts.
 func (p *Plugin) configure(stdin []byte) (*config, error) {

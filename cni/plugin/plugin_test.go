@@ -201,9 +201,9 @@ func TestResultThatCannotBePrintedIsAFailure(t *testing.T) {
 
 func TestStatus(t *testing.T) {
 	w := newWorld(t, "STATUS")
-	conf := w.confVersion("1.1.0")
+	conf := w.confVersion("1.1.0", neverOrphaned)
 	w.input(conf)
-	w.fails(types.ErrPluginNotAvailable, agentapi.ReadyFile(w.socket))
+	w.fails(types.ErrPluginNotAvailable, agentapi.ReadyFile(w.socket), "check its pod", "remove 02-fairlead.conflist")
 
 	next := newWorld(t, "STATUS")
 	if err := agentapi.MarkReady(w.socket); err != nil {
@@ -214,6 +214,42 @@ func TestStatus(t *testing.T) {
 	next.asked(0)
 }
 
+// No machine has been up for so long, and every one for the other.
+const (
+	neverOrphaned = `"orphanAfter":"876000h"`
+	longOrphaned  = `"orphanAfter":"1ns"`
+)
+
+// A node on which no agent has started since it booted is an orphan after a while.
+func TestStatusOfAnOrphan(t *testing.T) {
+	w := newWorld(t, "STATUS")
+	w.input(w.confVersion("1.1.0", longOrphaned))
+	w.succeeds("")
+	if log := w.logged(); !strings.Contains(log, "no agent has started") {
+		t.Errorf("not logged:\n%s", log)
+	}
+}
+
+// One has started, and is not ready: it is waited for.
+func TestStatusWaitsForAnAgentThatHasStarted(t *testing.T) {
+	w := newWorld(t, "STATUS")
+	w.input(w.confVersion("1.1.0", longOrphaned))
+	lock, err := agentapi.Lock(w.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Close(); err != nil { // and has ended
+		t.Fatal(err)
+	}
+	w.fails(types.ErrPluginNotAvailable, agentapi.ReadyFile(w.socket))
+}
+
+func TestStatusNever(t *testing.T) {
+	w := newWorld(t, "STATUS")
+	w.input(w.confVersion("1.1.0", neverOrphaned, `"status":"never"`))
+	w.succeeds("")
+}
+
 func TestStatusRefusesABadConfiguration(t *testing.T) {
 	w := newWorld(t, "STATUS")
 	w.input(w.confVersion("1.1.0", `"agentSokcet":"/x"`))
@@ -222,9 +258,38 @@ func TestStatusRefusesABadConfiguration(t *testing.T) {
 
 func TestGC(t *testing.T) {
 	w := newWorld(t, "GC")
-	w.input(w.confVersion("1.1.0", `"cni.dev/valid-attachments":[]`))
+	w.input(w.confVersion("1.1.0", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"}]`))
 	w.succeeds("")
+	want := []agentapi.Request{{Version: 1, GC: &agentapi.GCRequest{Valid: []string{"a", "b"}}}}
+	if diff := cmp.Diff(want, w.agent.requests); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Without the list of what is valid everything would be over.
+func TestGCWithoutAttachments(t *testing.T) {
+	w := newWorld(t, "GC")
+	w.dispatch = func(f skel.CNIFuncs, _ version.PluginInfo, _ string) *types.Error { // skel does not pass it on
+		err := f.GC(&skel.CmdArgs{StdinData: []byte(w.confVersion("1.1.0"))})
+		e, _ := err.(*types.Error)
+		return e
+	}
+	w.fails(types.ErrInvalidNetworkConfig, "cni.dev/valid-attachments")
 	w.asked(0)
+}
+
+func TestGCWithoutAnAgent(t *testing.T) {
+	for _, answer := range []func(context.Context, int) (*agentapi.Error, error){
+		always(nil, errAbsent), always(&agentapi.Error{Message: "cannot"}, nil),
+	} {
+		w := newWorld(t, "GC")
+		w.agent.answer = answer
+		w.input(w.confVersion("1.1.0", `"cni.dev/valid-attachments":[]`))
+		w.succeeds("")
+		if log := w.logged(); !strings.Contains(log, "nothing is collected") {
+			t.Errorf("not logged:\n%s", log)
+		}
+	}
 }
 
 func TestSuccessIsSilentOnStderr(t *testing.T) {

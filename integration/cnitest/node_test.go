@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 28) }
+func TestMain(m *testing.M) { netlab.Main(m, 30) }
 
 // binary builds the plugin as the release is built, once, and returns its path.
 var binary = sync.OnceValues(func() (string, error) {
@@ -68,7 +68,7 @@ type node struct {
 
 var nodes atomic.Int32
 
-func newNode(t *testing.T, cniVersion string) *node {
+func newNode(t *testing.T, cniVersion string, fields ...string) *node {
 	t.Helper()
 	netlab.Kernel(t)
 	dir := t.TempDir()
@@ -84,7 +84,8 @@ func newNode(t *testing.T, cniVersion string) *node {
 	socket := filepath.Join(dir, "run", "agent.sock")
 	list, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion":%q,"name":"net","plugins":[
 		{"type":"primary"},
-		{"type":"fairlead-cni","agentSocket":%q,"capabilities":{"io.kubernetes.cri.pod-annotations":true}}]}`, cniVersion, socket))
+		{"type":"fairlead-cni","agentSocket":%q,%s"capabilities":{"io.kubernetes.cri.pod-annotations":true}}]}`,
+		cniVersion, socket, strings.Join(append(fields, ""), ",")))
 	if err != nil {
 		t.Fatal(err)
 	}

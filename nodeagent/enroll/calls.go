@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
@@ -66,6 +67,41 @@ func (r *Reconciler) Del(ctx context.Context, a agentapi.Attachment) error {
 		}
 	}
 	return r.ask(ctx, del, a)
+}
+
+// GC ends the attachments of which the runtime has said, by leaving it out of valid, that
+// it does not have the container, and of which the source has said that there is no such
+// pod any more. One word alone is not enough: a runtime knows the pods of a list of plugins
+// by the list's name, which may have been another one.
+func (r *Reconciler) GC(ctx context.Context, valid []string) error {
+	if !r.config.Source.Synced() {
+		return nil
+	}
+	var errs []error
+	for _, a := range r.attached() {
+		object, _, ok := r.config.Source.Lookup(a.Namespace, a.Name)
+		unread, _ := r.unread(a.Namespace, a.Name)
+		known := ok && object.Is(a.UID) || unread != ""
+		if !known && !slices.Contains(valid, a.ContainerID) {
+			errs = append(errs, r.ask(ctx, del, a))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// attached are the attachments whose containers are known, and whose ADD is over.
+func (r *Reconciler) attached() []agentapi.Attachment {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []agentapi.Attachment
+	for uid, p := range r.pods {
+		if p.report.Netns.ContainerID != "" && p.report.State != status.Pending && len(p.calls) == 0 {
+			all = append(all, agentapi.Attachment{
+				Namespace: p.report.Namespace, Name: p.report.Name, UID: uid, ContainerID: p.report.Netns.ContainerID,
+			})
+		}
+	}
+	return all
 }
 
 // uidOf returns the UID of the pod whose present sandbox has the container's id.

@@ -55,6 +55,8 @@
 //   - A manifest that cannot be read, an API that cannot be asked: pods that were decided
 //     on stay as they are, and proxies keep what they have; those that cannot be wait, and
 //     say why.
+//   - A DEL that is lost, whose pod's namespace lives on: a GC ends the pod, if its object
+//     is gone too.
 //   - A DEL for a pod that was found, and whose container's id nobody knows: the
 //     namespace that it names decides, and otherwise the kernel.
 //   - A pod started before the agent did, on a new node or after a boot: if it is known

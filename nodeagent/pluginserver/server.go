@@ -40,6 +40,7 @@ type Pods interface {
 	Add(context.Context, agentapi.Attachment) error
 	Del(context.Context, agentapi.Attachment) error
 	Check(context.Context, agentapi.Attachment) error
+	GC(ctx context.Context, valid []string) error
 	Report() []status.Pod
 }
 
@@ -144,6 +145,8 @@ func (s *Server) serve(ctx context.Context, c client, room *room) {
 		s.del(ctx, c, *request.Del)
 	case request.Add != nil:
 		s.add(ctx, c, *request.Add)
+	case request.GC != nil:
+		_ = s.answer(c, s.config.Pods.GC(ctx, request.GC.Valid))
 	default:
 		work, stop := agentapi.WithPeer(ctx, c.UnixConn)
 		err := s.config.Pods.Check(work, *request.Check)

@@ -69,7 +69,10 @@ func (p *pods) Add(ctx context.Context, a agentapi.Attachment) error {
 
 func (p *pods) Del(_ context.Context, a agentapi.Attachment) error   { return p.ask("del", a) }
 func (p *pods) Check(_ context.Context, a agentapi.Attachment) error { return p.ask("check", a) }
-func (p *pods) Report() []status.Pod                                 { return p.report }
+func (p *pods) GC(_ context.Context, valid []string) error {
+	return p.ask("gc", agentapi.Attachment{ContainerID: strings.Join(valid, ",")})
+}
+func (p *pods) Report() []status.Pod { return p.report }
 
 // serve runs a server and returns a client of it, and what ends it.
 func serve(t *testing.T, p *pods, change ...func(*pluginserver.Config)) (agentapi.Client, func()) {
