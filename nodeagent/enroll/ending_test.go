@@ -30,6 +30,7 @@ func TestLoopbackOfAPodThatEnds(t *testing.T) {
 				s.set(func() { test.wrong(s) })
 				w.pass(10 * time.Second)
 				w.wantDone("apply full+dns", "expel")
+				w.pass(10 * time.Second)
 				w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
 				said, counted := len(w.logged.Lines("redirection put right")), testutil.ToFloat64(w.r.config.Metrics.repairs)
 				if shown := w.r.Report()[0].Rules.Repaired; said != test.repairs || shown != test.repairs || counted != float64(test.repairs) {
@@ -38,4 +39,13 @@ func TestLoopbackOfAPodThatEnds(t *testing.T) {
 			})
 		})
 	}
+	captured(t, func(w *world, s *space) { // a Job's pod ends without being deleted
+		s.set(func() { loDown(s); s.changed("") })
+		w.wantDone("apply full+dns", "expel")
+		w.del("web", "c1")
+		w.pass(time.Minute)
+		if lines := w.logged.Lines("redirection put right"); len(lines) > 0 {
+			t.Errorf("the end of a pod was logged as drift: %s", lines)
+		}
+	})
 }

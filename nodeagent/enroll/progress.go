@@ -70,6 +70,8 @@ type redirection struct {
 	namedAt   time.Time      // when
 	repaired  int
 	repairs   []time.Time // the latest ones
+	unsaid    string      // what was put right last, and may have been the pod's end
+	unsaidAt  time.Time   // when
 }
 
 // bypass is what goes past the proxy though the redirects stand: connections that are

@@ -77,6 +77,9 @@ func (p *pod) uphold(ctx context.Context) error {
 	if drift == "" && err == nil {
 		p.verified, p.checked = true, time.Now()
 		p.lookAround(ctx, depth)
+		if p.unsaid != "" && !p.object.Deleting && time.Since(p.unsaidAt) > ending {
+			p.repairedOf(p.unsaid)
+		}
 	}
 	if drift == "" {
 		return err
@@ -90,16 +93,26 @@ func (p *pod) uphold(ctx context.Context) error {
 		return errors.Join(applied, err)
 	}
 	p.repairs = append(p.repairs, time.Now())
-	if p.object.Deleting && strings.HasPrefix(drift, route.LoopbackDown) {
-		// The runtime takes the pod's networks down, lo first, and has us told last: nobody is
-		// to be blamed. But what still runs while the pod ends needs it.
+	if strings.HasPrefix(drift, route.LoopbackDown) {
+		// When a pod ends the runtime takes its networks down, lo first, and has us told last:
+		// nobody is to be blamed. But what still runs while the pod ends needs it.
+		p.unsaid, p.unsaidAt = drift, time.Now()
 		return err
 	}
+	p.repairedOf(drift)
+	return err
+}
+
+// ending is after how long a pod whose loopback was taken down is not just ending.
+const ending = 2 * time.Second
+
+// repairedOf says that drift was put right.
+func (p *pod) repairedOf(drift string) {
+	p.unsaid = ""
 	p.repaired++
 	p.r.config.Metrics.repairs.Inc()
 	p.r.config.Logger.Warn("redirection put right", "pod", p.name(), "drift", brief(drift), "rulesetChangedBy", p.culprit())
 	p.r.config.Logger.Debug("what was put right", "pod", p.name(), "drift", drift)
-	return err
 }
 
 // wereAway notes that the redirects were not as they should be, whoever puts them right:

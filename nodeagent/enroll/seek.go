@@ -95,9 +95,8 @@ func (r *Reconciler) Seek(ctx context.Context) {
 			// Neither the API nor the kernel knows it any more.
 			delete(r.kept, w.UID)
 			r.config.Proxies.Withdraw(w.UID)
-		case r.kept[w.UID].text != errs[w.UID].Error():
-			r.kept[w.UID] = kept{wanted: w, text: errs[w.UID].Error()}
-			r.config.Logger.Warn("a pod that should be captured is not found", "pod", w.Namespace+"/"+w.Name, "error", errs[w.UID])
+		default:
+			r.missed(w, errs[w.UID])
 		}
 	}
 }
@@ -105,8 +104,24 @@ func (r *Reconciler) Seek(ctx context.Context) {
 // kept is a pod that proxies were asked to keep.
 type kept struct {
 	wanted sandbox.Wanted
-	text   string // why it was not found
-	gone   bool   // and the source does not know it any more
+	since  time.Time // when it was not found first
+	text   string    // why it was not, as it was logged
+	gone   bool      // and the source does not know it any more
+}
+
+// missed notes that a pod was not found. One that has just ended, and is not known to have,
+// is not worth a word. r.mu is held.
+func (r *Reconciler) missed(w sandbox.Wanted, err error) {
+	k := r.kept[w.UID]
+	k.wanted = w
+	if k.since.IsZero() {
+		k.since = time.Now()
+	}
+	if text := err.Error(); text != k.text && time.Since(k.since) > ending {
+		k.text = text
+		r.config.Logger.Warn("a pod that should be captured is not found", "pod", w.Namespace+"/"+w.Name, "error", err)
+	}
+	r.kept[w.UID] = k
 }
 
 // unknown returns the pods to look for, and has proxies keep them.

@@ -54,7 +54,7 @@ func TestEvents(t *testing.T) {
 		"being captured":       {state: status.Pending, reason: status.Capturing, not: time.Hour},
 		"waiting for a proxy":  {state: status.Pending, reason: status.NoProxy, not: 9 * time.Second, yes: 2 * time.Second},
 		"its start failed":     {state: status.Pending, reason: status.NoProxy, with: []func(*status.Pod){untold}, not: 900 * time.Millisecond, yes: time.Second},
-		"runs, and is unknown": {state: status.Pending, reason: status.NetnsUnknown, with: []func(*status.Pod){untold}, not: 900 * time.Millisecond, yes: time.Second},
+		"runs, and is unknown": {state: status.Pending, reason: status.NetnsUnknown, with: []func(*status.Pod){untold}, not: 9 * time.Second, yes: 2 * time.Second},
 		"has not been started": {stands: []func(*corev1.Pod){func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }}, state: status.Pending, reason: status.NetnsUnknown, with: []func(*status.Pod){untold}, not: time.Hour},
 		"is being deleted":     {stands: []func(*corev1.Pod){func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }}, state: status.Pending, reason: status.NetnsUnknown, with: []func(*status.Pod){untold}, not: time.Hour},
 	} {

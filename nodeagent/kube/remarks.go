@@ -75,7 +75,7 @@ func worthTelling(p *pod, now status.Pod) (delay time.Duration, worth bool) {
 			return 0, false
 		case now.Reason == status.NetnsUnknown && p.Phase == string(corev1.PodPending):
 			return 0, false // its sandbox is still to come
-		case now.Netns.Known:
+		case now.Netns.Known, now.Reason == status.NetnsUnknown: // which may have ended, and is not shown so yet
 			return longPending, true
 		}
 		return alarm, true
