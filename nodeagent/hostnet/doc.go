@@ -13,9 +13,11 @@
 //   - At postrouting, with priority -190, the bit becomes a source NAT. Of all NAT
 //     chains of a hook the first to decide has the connection, so the MASQUERADE rules
 //     of kube-proxy or of a CNI plugin (100) come too late, whatever their order.
-//   - At ingress of each captured pod's interface, on the host's side, what comes from the
-//     probe address is dropped: nobody but the host may use it. It is the first hook
-//     there is, the one that also sees what a bridge without br_netfilter forwards.
+//   - What arrives at the host from the probe address is dropped, before anything else: nobody
+//     but the host itself may use it. What a bridge without br_netfilter forwards does not
+//     come by there; so it is dropped, too, at ingress of each captured pod's interface, on
+//     the host's side. On such a bridge a pod that is not captured may still send from that
+//     address. It gets no answers, which go to the host.
 //
 // # Who counts as the kubelet
 //

@@ -116,7 +116,7 @@ const hookIngress = 5
 // guard is the chain at an interface. Its only rule has the pod's UID as its comment.
 func guard(link, uid string) (chain, rule) {
 	c := chain{name: guardPrefix + link, kind: "filter", hook: hookIngress, priority: guardPriority}
-	return c, rule{uid, []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: spoofed}}}
+	return c, rule{uid, toSpoofed()}
 }
 
 func addGuard(link, uid string) ([]step, error) {

@@ -3,6 +3,7 @@ package hostnet
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +20,8 @@ func TestSpoofedSource(t *testing.T) {
 	netlab.Kernel(t)
 	n := newNode(t, 2)
 	e := open(t, config(n.host))
+	// -e: there may be no br_netfilter at all.
+	netlab.MustRun(t, n.host, "sysctl", "-qe", "-w", "net.bridge.bridge-nf-call-iptables=0", "net.bridge.bridge-nf-call-ip6tables=0")
 	for _, test := range []struct{ family, source, own, target string }{
 		{"IPv4", "169.254.7.127:0", "10.0.0.2:0", "10.0.0.3:7000"},
 		{"IPv6", "[fd16:9254:7127:1337:ffff:ffff:ffff:ffff]:0", "[fd00::2]:0", "[fd00::3]:7000"},
@@ -32,29 +35,7 @@ func TestSpoofedSource(t *testing.T) {
 			if err := sink.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 				t.Fatal(err)
 			}
-			// The pod's own address comes behind, so that it is known when all has come.
-			heard := func() string {
-				for _, from := range []string{test.source, test.own} {
-					conn, err := n.pods[0].Dial(t.Context(), "udp", test.target, netlab.From(from))
-					if err != nil {
-						t.Fatal(err)
-					}
-					if _, err := fmt.Fprint(conn, from); err != nil {
-						t.Fatal(err)
-					}
-					_ = conn.Close()
-				}
-				var all []string
-				buf := make([]byte, 100)
-				for !slices.Contains(all, test.own) {
-					size, _, err := sink.ReadFrom(buf)
-					if err != nil {
-						t.Fatal(err)
-					}
-					all = append(all, string(buf[:size]))
-				}
-				return strings.Join(all, " ")
-			}
+			heard := func() string { return heard(t, n.pods[0], sink, test.target, test.source, test.own) }
 			if got, want := heard(), test.source+" "+test.own; got != want {
 				t.Fatalf("without a guard %s was heard, want %s", got, want)
 			}
@@ -64,6 +45,57 @@ func TestSpoofedSource(t *testing.T) {
 			}
 			remove(t, e, "spoofer")
 		})
+	}
+}
+
+// heard sends from the addresses, the pod's own last, so that it is known when all has
+// come, and returns those that came.
+func heard(t *testing.T, pod *netlab.NS, sink net.PacketConn, target, source, own string) string {
+	t.Helper()
+	for _, from := range []string{source, own} {
+		conn, err := pod.Dial(t.Context(), "udp", target, netlab.From(from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fmt.Fprint(conn, from); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close()
+	}
+	var all []string
+	buf := make([]byte, 100)
+	for !slices.Contains(all, own) {
+		size, _, err := sink.ReadFrom(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, string(buf[:size]))
+	}
+	return strings.Join(all, " ")
+}
+
+// What comes to the host from the probes' source is dropped, from whatever pod: what is
+// routed comes by here, and what is bridged where br_netfilter has it so.
+func TestSourceOfAnUnknownPod(t *testing.T) {
+	netlab.Kernel(t)
+	n := newNode(t, 2)
+	e := open(t, config(n.host))
+	sink, err := n.host.ListenPacket("10.0.0.1:7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sink.Close() }()
+	if err := sink.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	const spoofed, own = "169.254.7.127:0", "10.0.0.2:0"
+	netlab.MustRun(t, n.host, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.bridge.rp_filter=0")
+	if got, want := heard(t, n.pods[0], sink, "10.0.0.1:7000", spoofed, own), spoofed+" "+own; got != want {
+		t.Fatalf("without our table %s was heard, want %s", got, want)
+	}
+	set(t, e, "other", podOf(1))
+	if got := heard(t, n.pods[0], sink, "10.0.0.1:7000", spoofed, own); got != own {
+		t.Errorf("with our table %s was heard, want %s", got, own)
 	}
 }
 

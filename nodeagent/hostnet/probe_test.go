@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-const kernelTests = 24
+const kernelTests = 25
 
 // The pod sees the probes' source for the kubelet, and the host's address for whoever
 // else asks from the host, whatever MASQUERADE rules came first or come later.

@@ -91,7 +91,13 @@ func (c Config) chains(k Kubelet) []chain {
 			[]expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}},
 		)})
 	}
-	return []chain{output, nat, drop}
+	arriving := chain{name: "prerouting", kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: guardPriority,
+		rules: []rule{{"the probes' source arrives from nowhere", toSpoofed()}}}
+	return []chain{drop, arriving, output, nat}
+}
+
+func toSpoofed() []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: spoofed}}
 }
 
 // newConnection holds for the packets that a source NAT is decided on.

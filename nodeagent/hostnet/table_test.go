@@ -33,6 +33,16 @@ func TestTable(t *testing.T) {
 		elements = { fd00::2 comment "web" }
 	}
 
+	chain spoofed {
+		ip saddr 169.254.7.127 drop comment "the probes' source is the host's alone"
+		ip6 saddr fd16:9254:7127:1337:ffff:ffff:ffff:ffff drop comment "the probes' source is the host's alone"
+	}
+
+	chain prerouting {
+		type filter hook prerouting priority -500; policy accept;
+		jump spoofed comment "the probes' source arrives from nowhere"
+	}
+
 	chain output {
 		type filter hook output priority mangle - 1; policy accept;
 		ct state new meta l4proto tcp ip daddr @probed4 ct mark set ct mark | 0x00001000 comment "health probes: by any host process"
@@ -43,11 +53,6 @@ func TestTable(t *testing.T) {
 		type nat hook postrouting priority -190; policy accept;
 		ip daddr @probed4 ct mark & 0x00001000 == 0x00001000 snat ip to 169.254.7.127 comment "health probes: their source"
 		ip6 daddr @probed6 ct mark & 0x00001000 == 0x00001000 snat ip6 to fd16:9254:7127:1337:ffff:ffff:ffff:ffff comment "health probes: their source"
-	}
-
-	chain spoofed {
-		ip saddr 169.254.7.127 drop comment "the probes' source is the host's alone"
-		ip6 saddr fd16:9254:7127:1337:ffff:ffff:ffff:ffff drop comment "the probes' source is the host's alone"
 	}
 
 	chain from-veth0 {

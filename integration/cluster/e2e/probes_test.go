@@ -30,7 +30,7 @@ func TestProbes(t *testing.T) {
 		run  func(*testing.T, *cluster.Cluster)
 	}{
 		{"probes come from an address of their own", probesOfTheirOwn},
-		{"no captured pod can send from that address", nobodyElses},
+		{"no pod can send from that address", nobodyElses},
 		{"a proxy that refuses untagged peers does not concern them", probesUnderPolicy},
 		{"off: they are peers like others", probesOff},
 		{"hostIP: they come from the node", probesFromTheNode},
@@ -255,14 +255,22 @@ func probesOfTheirOwn(t *testing.T, c *cluster.Cluster) {
 	wantPassingOverIPv6(t, c, ownAddrs[1])
 }
 
-// nobodyElses has a captured pod send to another one from the probes' addresses, for which
-// the rights suffice that containers have by default.
+// nobodyElses has a captured pod, and one that is not, send to a captured one from the
+// probes' addresses, for which the rights suffice that containers have by default.
 func nobodyElses(t *testing.T, c *cluster.Cluster) {
-	kubectl(t, c, "run", "spoofer", "--image=localhost/fairlead/testapp:1", "--image-pull-policy=Never",
-		"--labels=istio.io/dataplane-mode=ambient", `--overrides={"spec": {"terminationGracePeriodSeconds": 1}}`)
-	waitReady(t, c, "spoofer")
-	agree(t, c)
-	from, to := podIPs(t, c, "spoofer"), podIPs(t, c, "http")
+	for name, mode := range map[string]string{"spoofer": "ambient", "stranger": "none"} {
+		kubectl(t, c, "run", name, "--image=localhost/fairlead/testapp:1", "--image-pull-policy=Never",
+			"--labels=istio.io/dataplane-mode="+mode, `--overrides={"spec": {"terminationGracePeriodSeconds": 1}}`)
+		waitReady(t, c, name)
+		agree(t, c)
+		spoof(t, c, name)
+	}
+}
+
+// spoof has a pod send from the probes' addresses.
+func spoof(t *testing.T, c *cluster.Cluster, pod string) {
+	t.Helper()
+	from, to := podIPs(t, c, pod), podIPs(t, c, "http")
 	spoofer, victim := podNetns(t, c, from[0]), podNetns(t, c, to[0])
 	for i, own := range from {
 		target := netip.AddrPortFrom(to[i], 7000).String()
