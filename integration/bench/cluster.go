@@ -32,17 +32,17 @@ func (b *bencher) cluster(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, clusterLimit)
 	defer cancel()
 	measured, err := clusterFigures(ctx, filepath.Join(b.Bin, "clusterbench"), chosen)
-	if err != nil {
-		for _, name := range chosen {
-			b.report.Add(name, nil, err)
-		}
-		return
-	}
 	b.report.Measures = append(b.report.Measures, measured.Measures...)
 	b.report.Failures = append(b.report.Failures, measured.Failures...)
+	for _, name := range chosen {
+		if err != nil && !measured.Has(name) {
+			b.report.Add(name, nil, err)
+		}
+	}
 }
 
-// clusterFigures runs the program. What it prints to stderr is for people.
+// clusterFigures runs the program. What it prints to stderr is for people. If it ends
+// early, what it has measured until then is good.
 func clusterFigures(ctx context.Context, program string, rows []string) (figures.Figures, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, "-rows", strings.Join(rows, ","))
@@ -51,17 +51,16 @@ func clusterFigures(ctx context.Context, program string, rows []string) (figures
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = time.Minute
 	err := cmd.Run()
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return figures.Figures{}, fmt.Errorf("%w: build it with make bench-cluster", err)
-	case ctx.Err() != nil:
-		return figures.Figures{}, fmt.Errorf("no time was left: %w", ctx.Err())
-	case err != nil:
-		return figures.Figures{}, fmt.Errorf("%s: %w; it has said why", filepath.Base(program), err)
-	}
 	var measured figures.Figures
-	if err := json.Unmarshal(out.Bytes(), &measured); err != nil {
-		return figures.Figures{}, fmt.Errorf("cannot read what %s has measured: %w", filepath.Base(program), err)
+	switch garbage := json.Unmarshal(out.Bytes(), &measured); {
+	case errors.Is(err, os.ErrNotExist):
+		err = fmt.Errorf("%w: build it with make bench-cluster", err)
+	case ctx.Err() != nil:
+		err = fmt.Errorf("no time was left: %w", ctx.Err())
+	case err != nil:
+		err = fmt.Errorf("%s: %w; it has said why", filepath.Base(program), err)
+	case garbage != nil:
+		err = fmt.Errorf("cannot read what %s has measured: %w", filepath.Base(program), garbage)
 	}
-	return measured, nil
+	return measured, err
 }

@@ -31,6 +31,7 @@ func TestClusterRows(t *testing.T) {
 		"measured":      {measuresAll, "memory", "what cluster-memory is: 2"},
 		"all":           {measuresAll, "^cluster-", "what cluster-start is: 2, what cluster-deployment is: 2, what cluster-memory is: 2"},
 		"not measured":  {`echo '{"measures": [], "failures": [{"row": "cluster-start", "error": "no agent"}]}'`, "-start$", "cluster-start failed: no agent"},
+		"half of it":    {`echo '{"measures": [{"row": "cluster-start", "what": "a", "value": 1}]}'; exit 3`, "-start$|deployment", "a: 1, cluster-deployment failed: exit status 3"},
 		"it fails":      {"exit 3", "memory|deployment", "cluster-deployment failed: exit status 3, cluster-memory failed: exit status 3"},
 		"it is garbage": {"echo {", "-start$", "cluster-start failed: cannot read"},
 		"no such thing": {"", "-start$", "cluster-start failed: make bench-cluster"},

@@ -45,6 +45,12 @@ func (f *Figures) Add(row string, measures []Measure, err error) {
 	}
 }
 
+// Has says whether anything came of a row.
+func (f *Figures) Has(row string) bool {
+	return slices.ContainsFunc(f.Measures, func(m Measure) bool { return m.Row == row }) ||
+		slices.ContainsFunc(f.Failures, func(failure Failure) bool { return failure.Row == row })
+}
+
 // A Measure is one figure.
 type Measure struct {
 	Row    string   `json:"row"`

@@ -119,6 +119,9 @@ func (b *bencher) measure(ctx context.Context, f *figures.Figures) {
 			b.say("%s", r.name)
 			measures, err = r.run(b, ctx)
 		}
+		if err != nil && ctx.Err() != nil {
+			err = fmt.Errorf("no time was left: %w", err)
+		}
 		f.Add(r.name, measures, err)
 	}
 }

@@ -25,6 +25,7 @@ func (b *bencher) deployments(ctx context.Context) ([]figures.Measure, error) {
 				return nil, err
 			}
 			took[n] = append(took[n], one)
+			b.say("cluster-deployment: %.1f s on %s", one.Seconds(), n.Name)
 		}
 	}
 	return []figures.Measure{{
