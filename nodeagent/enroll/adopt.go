@@ -22,7 +22,7 @@ func (r *Reconciler) adopt() {
 		p := newPod(r, uid)
 		p.attachment, p.recorded, p.place.Process = &record.Attachment, &record.Netns, record.Process
 		if p.isOver() {
-			r.ended[uid] = true
+			r.ended[uid] = record.Netns
 			r.unrecord(uid)
 			continue
 		}

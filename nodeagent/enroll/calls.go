@@ -193,8 +193,8 @@ func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 		}
 		a.call.answer <- a.err
 	}
-	if p.attachment == nil && p.ended {
-		r.ended[uid] = true
+	if p.attachment == nil && p.ended != nil {
+		r.ended[uid] = *p.ended
 	}
 	if p.attachment == nil && len(p.calls) == 0 {
 		delete(r.pods, uid)

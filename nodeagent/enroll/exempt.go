@@ -76,7 +76,7 @@ func (r *Reconciler) sandboxes() []string {
 		uids = append(uids, uid)
 	}
 	for _, object := range objects {
-		if uid := object.RuntimeUID(); uid != "" && r.pods[uid] == nil && !r.ended[uid] {
+		if uid := object.RuntimeUID(); uid != "" && r.pods[uid] == nil && !r.over(uid) {
 			uids = append(uids, uid)
 		}
 	}

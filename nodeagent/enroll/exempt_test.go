@@ -23,8 +23,8 @@ type probes struct{ *world }
 func (w probes) Exempt(_ context.Context, uid string, _ *netns.Handle, addrs []netip.Addr) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.world.probes != nil {
-		return w.world.probes
+	if w.noProbes != nil {
+		return w.noProbes
 	}
 	if err := w.step(); err != nil {
 		return err
@@ -64,7 +64,7 @@ func addressed(name, container, addr string) agentapi.Attachment {
 func (w *world) refuseProbes(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.probes = err
+	w.noProbes = err
 }
 
 func (w *world) wantExempt(want map[string]string) {

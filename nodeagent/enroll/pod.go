@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
@@ -29,11 +30,11 @@ type pod struct {
 	changed    bool      // there were some during its turn
 
 	// The worker's.
-	answers    []answer // to the calls taken in this turn
-	written    []byte   // the record as it was written last
-	begun      bool     // by that record an ADD is under way
-	unrecorded bool     // the record could not be written, which was logged
-	ended      bool     // a sandbox of it has ended
+	answers    []answer  // to the calls taken in this turn
+	written    []byte    // the record as it was written last
+	begun      bool      // by that record an ADD is under way
+	unrecorded bool      // the record could not be written, which was logged
+	ended      *netns.ID // the namespace of the last sandbox of it that has ended
 	progress
 }
 
@@ -241,7 +242,8 @@ func (p *pod) drop() {
 	p.withdraw()
 	p.unexempt()
 	p.letGo()
-	p.progress, p.ended = progress{}, true
+	over := p.place.ID
+	p.progress, p.ended = progress{}, &over
 }
 
 // undo takes back an ADD that failed. The runtime destroys the namespace next, so

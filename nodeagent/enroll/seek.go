@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 )
 
@@ -89,6 +90,7 @@ func (r *Reconciler) Seek(ctx context.Context) {
 				r.queue.Add(w.UID)
 			}
 		case p != nil: // the runtime was faster
+		case ok && place.ID == r.ended[w.UID]: // and not cleared away yet
 		case ok:
 			r.take(w, place)
 		case r.kept[w.UID].gone:
@@ -152,7 +154,7 @@ func (r *Reconciler) unknown() []sandbox.Wanted {
 		if _, ok := r.kept[uid]; !ok {
 			r.kept[uid] = kept{wanted: w}
 			// What proxies may have of a sandbox that is over is not to be kept.
-			if !r.ended[uid] {
+			if !r.over(uid) {
 				r.config.Proxies.Keep(uid)
 			}
 		}
@@ -163,7 +165,7 @@ func (r *Reconciler) unknown() []sandbox.Wanted {
 		}
 	}
 	r.plain = plain
-	maps.DeleteFunc(r.ended, func(uid string, _ bool) bool { return !known[uid] })
+	maps.DeleteFunc(r.ended, func(uid string, _ netns.ID) bool { return !known[uid] })
 	for uid, k := range r.kept {
 		switch {
 		case r.pods[uid] != nil:
@@ -175,6 +177,12 @@ func (r *Reconciler) unknown() []sandbox.Wanted {
 		}
 	}
 	return wanted
+}
+
+// over reports whether a sandbox of a pod that we do not have is known to be over. r.mu is held.
+func (r *Reconciler) over(uid string) bool {
+	_, over := r.ended[uid]
+	return over
 }
 
 // shouldBeCaptured decides; ok is false if not all is known that it takes.

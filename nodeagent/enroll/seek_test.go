@@ -68,6 +68,28 @@ func TestFindsAtOnceAPodThatRuns(t *testing.T) {
 	})
 }
 
+// A sandbox that the runtime has ended is not found again while it is cleared away, and the
+// API goes on speaking of its pod; the next one is.
+func TestDoesNotFindASandboxThatIsOver(t *testing.T) {
+	captured(t, func(w *world, _ *space) {
+		runs := func(p *intent.Pod) { withUID(p); p.IPs = []netip.Addr{netip.MustParseAddr("10.0.0.2")} }
+		w.mu.Lock()
+		w.findable = map[string]string{"uid-web": "c1"}
+		w.mu.Unlock()
+		w.object("web", true, runs)
+		w.done()
+		w.del("web", "c1")
+		w.object("web", true, runs)
+		w.pass(time.Minute)
+		w.wantDone("withdraw uid-web", "do not exempt uid-web")
+		w.mu.Lock()
+		w.findable = map[string]string{"uid-web": "c2"}
+		w.mu.Unlock()
+		w.object("web", true, runs)
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "/run/netns/c2 has full+dns", "proxy has uid-web acked")
+	})
+}
+
 // What an earlier agent has left standing, without a record of it, is not taken down: a
 // pod that is blocked stays so.
 func TestRedirectsThatStandAreTakenOver(t *testing.T) {

@@ -41,8 +41,8 @@ type world struct {
 
 	places
 
-	exempt map[string]string // the addresses by UID
-	probes error             // why no probes can be exempted
+	exempt   map[string]string // the addresses by UID
+	noProbes error             // why no probes can be exempted
 
 	installed time.Time
 	reported  func(status.Pod) // nil: nobody is told

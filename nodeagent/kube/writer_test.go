@@ -281,6 +281,17 @@ func TestStaticPodIsWritten(t *testing.T) {
 	}, func(p *corev1.Pod) { p.Annotations = map[string]string{intent.AnnotationConfigHash: "h1"} })
 }
 
+// A pod that starts is written of when the answer to its ADD has had its time.
+func TestAnADDIsNotOvertaken(t *testing.T) {
+	inNode(t, func(n *node) {
+		n.is("web", status.Captured, status.OK)
+		n.pass(startDelay - time.Millisecond)
+		n.wantAsked()
+		n.pass(time.Millisecond)
+		n.wantShown("web", `"enabled" True OK`)
+	}, func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending })
+}
+
 // Pods that are gone are forgotten.
 func TestWriterForgets(t *testing.T) {
 	inNode(t, func(n *node) {

@@ -298,7 +298,7 @@ func spoof(t *testing.T, c *cluster.Cluster, pod string) {
 			t.Errorf("the first to be heard is %q, %v, want what comes from %s", got, err, own)
 		}
 	}
-	kubectl(t, c, "delete", "pod", "spoofer")
+	kubectl(t, c, "delete", "pod", pod)
 }
 
 // podNetns is the network namespace of the pod that has an address.
