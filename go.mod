@@ -3,6 +3,7 @@ module github.com/fairlead-mesh/fairlead
 go 1.26.8
 
 require (
+	github.com/BurntSushi/toml v1.6.0
 	github.com/containernetworking/cni v1.3.1
 	github.com/fsnotify/fsnotify v1.10.1
 	github.com/go-logr/logr v1.4.3

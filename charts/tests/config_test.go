@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"sigs.k8s.io/yaml"
 
+	"github.com/fairlead-mesh/fairlead/cni/install"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 )
 
@@ -33,7 +34,7 @@ func (i installation) agentConfig(t *testing.T) config.Config {
 func TestDefaultConfigurationIsTheAgents(t *testing.T) {
 	want := config.Default()
 	want.Install = &config.Install{
-		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", AgentSocket: "/run/fairlead/agent.sock",
+		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", AgentSocket: "/run/fairlead/agent.sock", Mode: install.Owned,
 		AllowWithoutAgent: []string{"kube-system", "fairlead-system"},
 	}
 	got := installation{}.agentConfig(t)

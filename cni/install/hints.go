@@ -11,7 +11,6 @@ import (
 // hints wakes the installer when something changes in a directory. Nothing rests on it
 // but how soon that is.
 type hints struct {
-	dirs   []string
 	logger *slog.Logger
 	woken  chan struct{} // has room for one
 
@@ -20,15 +19,15 @@ type hints struct {
 	failure string            // the last one, which was logged
 }
 
-func newHints(logger *slog.Logger, dirs ...string) *hints {
-	return &hints{dirs: dirs, logger: logger, woken: make(chan struct{}, 1)}
+func newHints(logger *slog.Logger) *hints {
+	return &hints{logger: logger, woken: make(chan struct{}, 1)}
 }
 
 // renew watches what stands at the directories' paths now. What is watched already is
 // watched on.
-func (h *hints) renew() {
+func (h *hints) renew(dirs []string) {
 	err := h.open()
-	for _, dir := range h.dirs {
+	for _, dir := range dirs {
 		if err == nil {
 			err = h.notify.Add(dir)
 		}

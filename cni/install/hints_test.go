@@ -4,25 +4,51 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-// Without notifications the next poll sees what changed, and a directory that was
-// exchanged too.
+// blindEnv has this program run TestPoll where the kernel gives it no notifications.
+const blindEnv = "FAIRLEAD_INSTALL_BLIND"
+
+// Where all of the kernel's inotify instances are taken, the next poll sees what
+// changed, and a directory that was exchanged too.
 func TestPoll(t *testing.T) {
+	if os.Getenv(blindEnv) == "" {
+		netlab.Kernel(t)
+		blind := exec.Command("/proc/self/exe", "-test.run=^TestPoll$", "-test.v")
+		blind.Env = append(os.Environ(), blindEnv+"=yes")
+		id := []syscall.SysProcIDMap{{Size: 1}}
+		blind.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: id, GidMappings: id}
+		if out, err := blind.CombinedOutput(); err != nil {
+			t.Errorf("%v:\n%s", err, out)
+		}
+		return
+	}
+	write(t, "/proc/sys/user/max_inotify_instances", "0") // of this user namespace
+	if _, err := fsnotify.NewWatcher(); !errors.Is(err, unix.EMFILE) {
+		t.Fatalf("there are notifications (%v)", err)
+	}
 	p := newPlace(t)
-	p.config.Poll, p.hints.dirs = time.Millisecond, nil
+	p.config.Poll = time.Millisecond
 	p.primary("10-net.conflist", bridgeList)
 	close(p.ready)
 	p.run()
 	p.becomes(installed)
-	exchange(p)
+	swap(p)
 	p.becomes(installed)
+	if log := p.log.String(); strings.Count(log, "cannot watch the runtime's directories") != 1 {
+		t.Errorf("not said once:\n%s", log)
+	}
 }
 
 // A directory that is exchanged is watched from the next look on.
@@ -33,11 +59,11 @@ func TestExchangedDirectory(t *testing.T) {
 	close(p.ready)
 	p.run()
 	p.becomes(installed)
-	exchange(p)
+	swap(p)
 	p.becomes(installed)
 }
 
-func exchange(p *place) {
+func swap(p *place) {
 	p.t.Helper()
 	if err := errors.Join(os.Rename(p.conf, p.conf+".old"), os.Mkdir(p.conf, 0o755)); err != nil {
 		p.t.Fatal(err)

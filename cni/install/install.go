@@ -2,6 +2,7 @@ package install
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,10 +30,26 @@ type Config struct {
 	BinDir  string // where the runtime finds plugins
 	ConfDir string // where the runtime finds network configurations
 
+	Mode Mode // how the runtime is made to execute it
+
+	// RuntimeConfigs are files of the runtime's own configuration, and directories of
+	// them, by which it is checked what the runtime uses. What is not there or cannot be
+	// read is passed over.
+	RuntimeConfigs []string
+	// Proc is where the runtime's process is seen, which says whether it knows mode dropin.
+	Proc string
+
 	// AgentSocket and AllowWithoutAgent stand in our entry of the list; the socket's
 	// path is the host's.
 	AgentSocket       string
 	AllowWithoutAgent []string
+
+	// Hold is called before the runtime's configuration is changed: containerd makes
+	// everybody wait behind a change that waits for an ADD. It returns when the change
+	// disturbs nobody, or when its context ends; until resume is called, new ADDs are not
+	// kept waiting. nil: nobody waits. It is not called while the runtime does not execute
+	// our plugin.
+	Hold func(context.Context) (resume func())
 
 	// Ready is closed when the list may be put there: from then on the plugin is
 	// executed for every pod. The binary does not wait for it.
@@ -49,6 +66,8 @@ type Installer struct {
 
 	working sync.Mutex // held while files are looked at or changed
 	removed bool       // on purpose
+	fight   fight
+	loader  loader
 
 	mu    sync.Mutex
 	state State
@@ -56,8 +75,12 @@ type Installer struct {
 
 // State is what the last look found.
 type State struct {
-	// Primary is the name of the file that our list is derived from, if there is one.
+	// Primary is the name of the primary's file, if there is one.
 	Primary string
+	// File is the one by which the runtime executes our plugin.
+	File string
+	// Runtime is the runtime whose configuration was found, and where; empty if none was.
+	Runtime string
 	// Problem says why the runtime does not execute our plugin for every pod, or may
 	// soon cease to; nil: it does.
 	Problem error
@@ -81,6 +104,8 @@ func New(c Config) (*Installer, error) {
 		return nil, fmt.Errorf("cannot install the plugin: %s is not a file", c.Plugin)
 	case slices.Contains(c.AllowWithoutAgent, ""):
 		return nil, errors.New("cannot install the plugin: one of the namespaces that start without an agent has no name")
+	case c.Mode != Owned && c.Mode != Chained && c.Mode != DropIn:
+		return nil, fmt.Errorf("cannot install the plugin: the mode %q is neither %s, %s nor %s", c.Mode, Owned, Chained, DropIn)
 	case c.Poll <= 0 || c.Ready == nil || c.Logger == nil:
 		return nil, errors.New("cannot install the plugin: Poll, Ready and Logger are required")
 	}
@@ -89,7 +114,7 @@ func New(c Config) (*Installer, error) {
 		return nil, fmt.Errorf("cannot install the plugin: %w", err)
 	}
 	return &Installer{
-		config: c, entry: entry, hints: newHints(c.Logger, c.BinDir, c.ConfDir),
+		config: c, entry: entry, hints: newHints(c.Logger),
 		state: State{Problem: errNotYet},
 	}, nil
 }
@@ -101,8 +126,8 @@ func (i *Installer) Run(ctx context.Context) error {
 	defer poll.Stop()
 	i.clean()
 	for ready := i.config.Ready; ; {
-		i.hints.renew()
-		i.look()
+		i.hints.renew(i.watched())
+		i.look(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -122,41 +147,36 @@ func (i *Installer) State() State {
 	return i.state
 }
 
-// Remove takes our list away, and Run does not put it there again. The binary stays: a
-// runtime may execute what the list named at a pod's ADD (CRI-O does), and a pod whose
-// DEL finds no binary cannot be deleted.
-func (i *Installer) Remove(context.Context) error {
-	i.working.Lock()
-	defer i.working.Unlock()
-	i.removed = true
-	err := i.remove()
-	if err != nil {
-		err = fmt.Errorf("cannot remove %s: %w; pods may not be able to start until it is removed", i.list(), err)
+// watched are the directories in which something may change.
+func (i *Installer) watched() []string {
+	dirs := []string{i.config.BinDir, i.config.ConfDir}
+	if dir := filepath.Dir(i.State().File); i.State().File != "" && dir != i.config.ConfDir && exists(dir) {
+		dirs = append(dirs, dir)
 	}
-	i.set(State{Problem: errors.Join(errors.New("the plugin was removed from the runtime's configuration on purpose"), err)})
-	return err
+	return dirs
 }
 
-func (i *Installer) remove() error {
-	if err := os.Remove(i.list()); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	return syncDir(i.config.ConfDir)
-}
-
-// look compares what is there with what should be, and puts it right. The list comes
-// last: one that names a binary that is not there fails every pod.
-func (i *Installer) look() {
+// look compares what is there with what should be, and puts it right. The runtime's
+// configuration comes last: one that names a binary that is not there fails every pod.
+func (i *Installer) look(ctx context.Context) {
 	i.working.Lock()
 	defer i.working.Unlock()
 	if i.removed {
 		return
 	}
-	var state State
+	v := i.judge()
+	state := State{Runtime: v.runtime}
 	if state.Problem = i.installBinary(); state.Problem == nil {
-		state.Primary, state.Problem = i.installList()
+		state.Problem = v.harmful
+	}
+	if state.Problem == nil {
+		state.Problem = i.configure(ctx, &state)
+	}
+	if i.config.Mode == DropIn {
+		v.differs = errors.Join(v.differs, i.loader.passesOver(i.config.Proc))
+	}
+	if v.differs != nil {
+		state.Problem = errors.Join(v.differs, state.Problem)
 	}
 	i.set(state)
 }
@@ -170,7 +190,7 @@ func (i *Installer) set(state State) {
 	switch {
 	case text(before.Problem) == text(state.Problem):
 	case state.Problem == nil:
-		i.config.Logger.Info("the plugin is installed", "list", i.list(), "primary", state.Primary)
+		i.config.Logger.Info("the plugin is installed", "file", state.File, "primary", state.Primary, "runtime", cmp.Or(state.Runtime, "unknown"))
 	default:
 		i.config.Logger.Warn("the plugin is not installed as it should be", "problem", state.Problem)
 	}
@@ -195,32 +215,91 @@ func (i *Installer) installBinary() error {
 	return nil
 }
 
-// installList derives our list, and writes it if it is not what is there.
-func (i *Installer) installList() (primaryName string, err error) {
-	found, err := survey(i.config.ConfDir)
-	if err != nil {
-		return found.primary, remedy(err, i.config.ConfDir, "cniConfDir")
+// configure has the runtime execute our plugin, and nothing else of ours.
+func (i *Installer) configure(ctx context.Context, state *State) error {
+	p, err := i.plan()
+	if state.Primary = p.primary; err != nil {
+		return err
 	}
-	content, err := found.derive(i.entry)
-	if err != nil {
-		return found.primary, err
-	}
+	state.File = p.path
 	select {
 	case <-i.config.Ready:
 	default:
-		return found.primary, errNotYet
+		return errNotYet
 	}
-	if !holds(i.list(), content) {
-		if err := replace(i.config.ConfDir, ListName, listMode, bytes.NewReader(content)); err != nil {
-			return found.primary, fmt.Errorf("cannot write %s: %w", i.list(), remedy(err, i.config.ConfDir, "cniConfDir"))
+	if !p.holds() {
+		i.fight.missed(p, time.Now())
+		if !i.fight.may(time.Now()) {
+			return i.fought(p)
 		}
-		i.config.Logger.Info("network configuration written", "path", i.list(), "primary", found.primary)
+		if p.present && p.before == "" {
+			defer i.hold(ctx)()
+			if p, err = i.plan(); err != nil { // time has passed
+				return err
+			}
+		}
+		if err := i.put(p); err != nil {
+			return fmt.Errorf("cannot write %s: %w", p.path, remedy(err, i.config.ConfDir, "cniConfDir"))
+		}
 	}
-	if found.before != "" {
-		return found.primary, fmt.Errorf("%s sorts before %s, and the runtime uses the first: rename it so that it sorts after",
-			filepath.Join(i.config.ConfDir, found.before), ListName)
+	i.fight.stands(p, time.Now())
+	if err := i.tidy(p); err != nil {
+		return fmt.Errorf("cannot take away what another mode has left: %w", remedy(err, i.config.ConfDir, "cniConfDir"))
 	}
-	return found.primary, nil
+	if p.before != "" {
+		return fmt.Errorf("%s sorts before %s, and the runtime uses the first: rename it so that it sorts after",
+			filepath.Join(i.config.ConfDir, p.before), p.first)
+	}
+	return i.fought(p)
+}
+
+// put writes what has been planned, if it is not there.
+func (i *Installer) put(p plan) error {
+	if p.holds() {
+		return nil
+	}
+	dir, name := filepath.Split(p.path)
+	i.fight.wrote = time.Now()
+	var err error
+	switch i.config.Mode {
+	case Owned:
+		err = replace(dir, name, p.mode, bytes.NewReader(p.content))
+	case Chained:
+		err = edit(dir, name, p.content, p.made)
+	case DropIn:
+		err = i.reloading(func() error {
+			if err := os.Mkdir(dir, dropInDirMode); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+			return replace(dir, name, p.mode, bytes.NewReader(p.content))
+		})
+	}
+	if err == nil {
+		i.config.Logger.Info("network configuration written", "path", p.path, "primary", p.primary)
+	}
+	return err
+}
+
+// tidy takes away what another mode has left, which would have the plugin executed
+// twice.
+func (i *Installer) tidy(p plan) error {
+	err := i.sweep(p.path)
+	if i.config.Mode == DropIn {
+		err = errors.Join(err, i.unchain())
+	}
+	return err
+}
+
+// maxHold bounds how long a change waits for ADDs.
+const maxHold = 10 * time.Second
+
+func (i *Installer) hold(ctx context.Context) (resume func()) {
+	if i.config.Hold == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithTimeout(ctx, maxHold)
+	defer cancel()
+	return i.config.Hold(ctx)
 }
 
 func (i *Installer) list() string { return filepath.Join(i.config.ConfDir, ListName) }
@@ -232,6 +311,7 @@ func (i *Installer) clean() {
 	defer i.working.Unlock()
 	_ = os.Remove(filepath.Join(i.config.BinDir, tempName(PluginName)))
 	_ = os.Remove(filepath.Join(i.config.ConfDir, tempName(ListName)))
+	_ = os.Remove(filepath.Join(i.config.ConfDir, tempName(dropInName)))
 }
 
 // remedy adds what to do about errors of a directory.

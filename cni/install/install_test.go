@@ -51,7 +51,7 @@ func newPlace(t *testing.T) *place {
 	write(t, plugin, "the plugin")
 	var err error
 	if p.Installer, err = New(Config{
-		Plugin: plugin, BinDir: p.bin, ConfDir: p.conf, AgentSocket: "/run/fairlead/agent.sock", AllowWithoutAgent: []string{"kube-system"},
+		Plugin: plugin, BinDir: p.bin, ConfDir: p.conf, Mode: Owned, AgentSocket: "/run/fairlead/agent.sock", AllowWithoutAgent: []string{"kube-system"},
 		Ready: p.ready, Poll: time.Hour, Logger: slog.New(slog.NewTextHandler(p.log, nil)),
 	}); err != nil {
 		t.Fatal(err)
@@ -87,17 +87,20 @@ func (p *place) primary(name, content string) {
 func (p *place) tree() string {
 	var out strings.Builder
 	for _, dir := range []string{p.bin, p.conf} {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			fmt.Fprintln(&out, err)
-		}
-		for _, entry := range entries {
-			info, err := entry.Info()
-			if err != nil {
-				continue
+		if err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || path == dir {
+				return err
 			}
-			content, _ := os.ReadFile(filepath.Join(dir, entry.Name()))
-			fmt.Fprintf(&out, "%s %s %s\n", info.Mode(), entry.Name(), strings.Join(strings.Fields(string(content)), " "))
+			name, _ := filepath.Rel(dir, path) // it is below it
+			info, err := entry.Info()
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // since it was listed
+			}
+			content, _ := os.ReadFile(path) // of a directory there is none
+			fmt.Fprintln(&out, strings.TrimSpace(fmt.Sprintf("%s %s %s", info.Mode(), name, strings.Join(strings.Fields(string(content)), " "))))
+			return err
+		}); err != nil {
+			fmt.Fprintln(&out, err)
 		}
 	}
 	state := p.State()
@@ -141,29 +144,30 @@ func TestInstall(t *testing.T) {
 
 // What is removed or changed comes back, by notification alone.
 func TestRepair(t *testing.T) {
-	p := newPlace(t)
-	p.primary("10-net.conflist", bridgeList)
-	close(p.ready)
-	p.run()
-	p.becomes(installed)
-	binary, list := filepath.Join(p.bin, PluginName), filepath.Join(p.conf, ListName)
-	for name, harm := range map[string]func() error{
-		"binary removed":   func() error { return os.Remove(binary) },
-		"binary changed":   func() error { return os.WriteFile(binary, []byte("the plugiN"), 0o755) },
-		"binary cut":       func() error { return os.Truncate(binary, 3) },
-		"binary's mode":    func() error { return os.Chmod(binary, 0o644) },
-		"binary is a link": func() error { return errors.Join(os.Remove(binary), os.Symlink("/bin/true", binary)) },
-		"list removed":     func() error { return os.Remove(list) },
-		"list changed":     func() error { return os.WriteFile(list, []byte("{}"), 0o600) },
-		"list's mode":      func() error { return os.Chmod(list, 0o644) },
-		"list renamed":     func() error { return os.Rename(list, list+".bak") },
-		"list is a link":   func() error { return errors.Join(os.Remove(list), os.Symlink("10-net.conflist", list)) },
+	for name, harm := range map[string]func(binary, list string) error{
+		"binary removed":   func(binary, _ string) error { return os.Remove(binary) },
+		"binary changed":   func(binary, _ string) error { return os.WriteFile(binary, []byte("the plugiN"), 0o755) },
+		"binary cut":       func(binary, _ string) error { return os.Truncate(binary, 3) },
+		"binary's mode":    func(binary, _ string) error { return os.Chmod(binary, 0o644) },
+		"binary is a link": func(binary, _ string) error { return errors.Join(os.Remove(binary), os.Symlink("/bin/true", binary)) },
+		"list removed":     func(_, list string) error { return os.Remove(list) },
+		"list changed":     func(_, list string) error { return os.WriteFile(list, []byte("{}"), 0o600) },
+		"list cut":         func(_, list string) error { return os.Truncate(list, 30) },
+		"list's mode":      func(_, list string) error { return os.Chmod(list, 0o644) },
+		"list renamed":     func(_, list string) error { return os.Rename(list, filepath.Join(filepath.Dir(list), "../list.bak")) },
+		"list is a link":   func(_, list string) error { return errors.Join(os.Remove(list), os.Symlink("10-net.conflist", list)) },
 	} {
-		if err := harm(); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		_ = os.Remove(list + ".bak") // there in one case
-		p.becomes(installed)
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			p.primary("10-net.conflist", bridgeList)
+			close(p.ready)
+			p.run()
+			p.becomes(installed)
+			if err := harm(filepath.Join(p.bin, PluginName), filepath.Join(p.conf, ListName)); err != nil {
+				t.Fatal(err)
+			}
+			p.becomes(installed)
+		})
 	}
 }
 
@@ -172,10 +176,10 @@ func TestNothingToDo(t *testing.T) {
 	p := newPlace(t)
 	p.primary("10-net.conflist", bridgeList)
 	close(p.ready)
-	p.look()
+	p.look(t.Context())
 	p.becomes(installed)
 	before := p.inodes()
-	p.look()
+	p.look(t.Context())
 	if diff := cmp.Diff(before, p.inodes()); diff != "" {
 		t.Errorf("files were written again (-before +after):\n%s", diff)
 	}
@@ -253,7 +257,7 @@ func TestBefore(t *testing.T) {
 	p := newPlace(t)
 	p.primary("01-net.conflist", bridgeList)
 	close(p.ready)
-	p.look()
+	p.look(t.Context())
 	p.becomes(binaryThere + strings.Replace(bridgeThere, "10-net", "01-net", 1) + listThere +
 		"primary \"01-net.conflist\", problem /net.d/01-net.conflist sorts before 02-fairlead.conflist, and the runtime uses the first: rename it so that it sorts after\n")
 }
@@ -270,7 +274,7 @@ func TestRemove(t *testing.T) {
 		}
 	}
 	p.primary("10-net.conflist", bridgeList+" ")
-	p.look()
+	p.look(t.Context())
 	p.becomes(binaryThere + bridgeThere + "primary \"\", problem the plugin was removed from the runtime's configuration on purpose\n")
 }
 
@@ -284,6 +288,7 @@ func TestNew(t *testing.T) {
 		"there is no binary to install: stat /nowhere":          func(c *Config) { c.Plugin = "/nowhere" },
 		"/ is not a file": func(c *Config) { c.Plugin = "/" },
 		"one of the namespaces that start without an agent has no na": func(c *Config) { c.AllowWithoutAgent = []string{"a", ""} },
+		`the mode "own" is neither owned, chained nor dropin`:         func(c *Config) { c.Mode = "own" },
 		"Poll, Ready and Logger are required":                         func(c *Config) { c.Ready = nil },
 	} {
 		c := good
@@ -300,7 +305,7 @@ func TestMissingDirectories(t *testing.T) {
 	if err := errors.Join(os.Remove(p.bin), os.Remove(p.conf)); err != nil {
 		t.Fatal(err)
 	}
-	p.look()
+	p.look(t.Context())
 	says := func(want string) {
 		t.Helper()
 		if got := text(p.State().Problem); !strings.Contains(got, want) {
@@ -311,7 +316,7 @@ func TestMissingDirectories(t *testing.T) {
 	if err := os.Mkdir(p.bin, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p.look()
+	p.look(t.Context())
 	says("there is no directory " + p.conf + ": give the runtime's as install.cniConfDir, and mount it there")
 }
 
@@ -321,7 +326,7 @@ func TestPipe(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(p.conf, "10-a.conf"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p.look()
+	p.look(t.Context())
 	if got := text(p.State().Problem); !strings.HasSuffix(got, "/10-a.conf is not a file") {
 		t.Errorf("got %s", got)
 	}

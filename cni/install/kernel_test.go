@@ -24,7 +24,10 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(victimEnv); dir != "" {
 		panic(replace(dir, ListName, listMode, io.MultiReader(strings.NewReader("half a list"), os.Stdin)))
 	}
-	netlab.Main(m, 2)
+	if os.Getenv(blindEnv) == "" {
+		netlab.Main(m, 5)
+	}
+	m.Run() // and no namespaces; the process exits with what it returns
 }
 
 // An agent that is killed between the temporary file and the rename leaves the list as
@@ -33,7 +36,7 @@ func TestKilledWhileWriting(t *testing.T) {
 	p := newPlace(t)
 	p.primary("10-net.conflist", bridgeList)
 	close(p.ready)
-	p.look()
+	p.look(t.Context())
 	p.becomes(installed)
 	victim := exec.Command("/proc/self/exe")
 	victim.Env = append(os.Environ(), victimEnv+"="+p.conf)
@@ -79,14 +82,14 @@ func TestFullDisk(t *testing.T) {
 	mount(t, p.conf, "size=64k")
 	p.primary("10-net.conflist", bridgeList)
 	close(p.ready)
-	p.look()
+	p.look(t.Context())
 	p.becomes(installed)
 	fill(t, p.bin)
 	fill(t, p.conf)
 	old := p.config.Plugin
 	p.config.Plugin += "-2"
 	write(t, p.config.Plugin, strings.Repeat("the plugin", 1000))
-	p.look()
+	p.look(t.Context())
 	bin, conf := contents(t, p.bin), contents(t, p.conf)
 	if want := "cannot put the plugin's binary at " + p.bin + "/fairlead-cni: write " + p.bin + "/.fairlead-cni.tmp: no space left on device"; text(p.State().Problem) != want {
 		t.Errorf("got %v, want %s", p.State().Problem, want)
@@ -98,7 +101,7 @@ func TestFullDisk(t *testing.T) {
 	p.config.Plugin = old
 	p.config.ConfDir = p.conf
 	p.entry = bytes.Replace(p.entry, []byte("kube-system"), bytes.Repeat([]byte("x"), 8000), 1)
-	p.look()
+	p.look(t.Context())
 	if want := "cannot write " + p.conf + "/02-fairlead.conflist: write " + p.conf + "/.02-fairlead.conflist.tmp: no space left on device"; text(p.State().Problem) != want {
 		t.Errorf("got %v, want %s", p.State().Problem, want)
 	}
@@ -111,7 +114,7 @@ func TestFullDisk(t *testing.T) {
 	if err := os.Remove(filepath.Join(p.conf, "full")); err != nil {
 		t.Fatal(err)
 	}
-	p.look()
+	p.look(t.Context())
 	if content, err := os.ReadFile(p.list()); err != nil || !strings.Contains(string(content), "xxx") || p.State().Problem != nil {
 		t.Errorf("with room again the list is %s (%v), the problem %v", content, err, p.State().Problem)
 	}
@@ -154,7 +157,7 @@ func TestReadOnly(t *testing.T) {
 	p := newPlace(t)
 	p.primary("10-net.conflist", bridgeList)
 	close(p.ready)
-	p.look()
+	p.look(t.Context())
 	p.becomes(installed)
 	if err := errors.Join(
 		unix.Mount(p.conf, p.conf, "", unix.MS_BIND, ""),
@@ -163,10 +166,10 @@ func TestReadOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(p.conf, unix.MNT_DETACH) })
-	p.look()
+	p.look(t.Context())
 	p.becomes(installed) // nothing had to be written
 	p.entry = bytes.Replace(p.entry, []byte("kube-system"), []byte("other"), 1)
-	p.look()
+	p.look(t.Context())
 	want := "cannot write " + p.conf + "/02-fairlead.conflist: open " + p.conf + "/.02-fairlead.conflist.tmp: read-only file system: mount " + p.conf +
 		" so that the agent may write there, and see that no security module (SELinux, AppArmor) forbids it"
 	if got := text(p.State().Problem); got != want {
@@ -175,7 +178,41 @@ func TestReadOnly(t *testing.T) {
 	if content, err := os.ReadFile(p.list()); err != nil || !strings.Contains(string(content), "kube-system") {
 		t.Errorf("the list is %s (%v)", content, err)
 	}
-	if err := p.Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot remove "+p.list()) {
+	if err := p.Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot take fairlead-cni out of the runtime's configuration: remove "+p.list()+": read-only file system") {
 		t.Errorf("removing it: %v", err)
+	}
+}
+
+// In the other modes a full disk leaves the primary, and the drop-in, as they are.
+func TestFullDiskInOtherModes(t *testing.T) {
+	for mode, file := range map[Mode]string{Chained: "10-net.conflist", DropIn: "net/fairlead.conf"} {
+		t.Run(string(mode), func(t *testing.T) {
+			netlab.Kernel(t)
+			p := newPlace(t).in(mode)
+			mount(t, p.conf, "size=64k")
+			p.primary("10-net.conflist", bridgeList)
+			close(p.ready)
+			p.look(t.Context())
+			if p.State().Problem != nil {
+				t.Fatal(p.State().Problem)
+			}
+			fill(t, p.conf)
+			before := tree(t, p.conf)
+			p.entry = bytes.Replace(p.entry, []byte("kube-system"), bytes.Repeat([]byte("x"), 8000), 1)
+			p.look(t.Context())
+			if got, want := text(p.State().Problem), "cannot write "+p.conf+"/"+file+": "; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "no space left on device") {
+				t.Errorf("got %s, want %s", got, want)
+			}
+			if now := tree(t, p.conf); now != before {
+				t.Error("something has changed")
+			}
+			if err := os.Remove(filepath.Join(p.conf, "full")); err != nil {
+				t.Fatal(err)
+			}
+			p.look(t.Context())
+			if content, err := os.ReadFile(filepath.Join(p.conf, file)); err != nil || !strings.Contains(string(content), "xxx") || p.State().Problem != nil {
+				t.Errorf("with room again it is %s (%v), the problem %v", content, err, p.State().Problem)
+			}
+		})
 	}
 }

@@ -7,11 +7,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
 	listMode   = 0o600
 	binaryMode = 0o755
+
+	dropInDirMode = 0o755
 )
 
 // tempName is what a file is called until it is whole. Runtimes pass over a name that
@@ -21,18 +25,25 @@ const (
 func tempName(name string) string { return "." + name + ".tmp" }
 
 // replace puts a file there whole, or leaves what is there.
-func replace(dir, name string, mode fs.FileMode, content io.Reader) (err error) {
+func replace(dir, name string, mode fs.FileMode, content io.Reader) error {
 	temp := filepath.Join(dir, tempName(name))
+	err := writeTemp(temp, mode, content)
+	if err == nil {
+		err = os.Rename(temp, filepath.Join(dir, name))
+	}
+	if err != nil {
+		_ = os.Remove(temp) // on a full disk it is in the way; else the next try removes it
+		return err
+	}
+	return syncDir(dir)
+}
+
+func writeTemp(temp string, mode fs.FileMode, content io.Reader) error {
 	_ = os.Remove(temp) // what a killed process has left; if it stays, the next line fails
 	file, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(temp) // on a full disk it is in the way; else the next try removes it
-		}
-	}()
 	_, err = io.Copy(file, content)
 	if err == nil {
 		err = file.Chmod(mode) // whatever the umask
@@ -40,13 +51,48 @@ func replace(dir, name string, mode fs.FileMode, content io.Reader) (err error) 
 	if err == nil {
 		err = file.Sync()
 	}
-	if err = errors.Join(err, file.Close()); err != nil {
+	return errors.Join(err, file.Close())
+}
+
+// errWritten is a file of somebody else's that its owner wrote at the same moment as we.
+var errWritten = errors.New("its owner has written it at the same moment; it is looked at again")
+
+// edit replaces the content of somebody else's file, unless it is not any more what the
+// new one was made of. The files change places, so that what is taken away can be
+// compared: what an owner has written is never lost.
+func edit(dir, name string, content, made []byte) (err error) {
+	path, temp := filepath.Join(dir, name), filepath.Join(dir, tempName(ListName))
+	var was unix.Stat_t
+	if err := unix.Stat(path, &was); err != nil {
 		return err
 	}
-	if err := os.Rename(temp, filepath.Join(dir, name)); err != nil {
+	defer func() {
+		if err != nil {
+			_ = os.Remove(temp) // if it stays, the next try removes it
+		}
+	}()
+	if err := writeTemp(temp, fs.FileMode(was.Mode&0o777), bytes.NewReader(content)); err != nil {
 		return err
 	}
-	return syncDir(dir)
+	if int(was.Uid) != os.Geteuid() || int(was.Gid) != os.Getegid() {
+		if err := os.Chown(temp, int(was.Uid), int(was.Gid)); err != nil {
+			return err
+		}
+	}
+	if err := exchange(temp, path); err != nil {
+		return err
+	}
+	if old, err := os.ReadFile(temp); err != nil || !bytes.Equal(old, made) {
+		return errors.Join(errWritten, err, exchange(temp, path))
+	}
+	return errors.Join(os.Remove(temp), syncDir(dir))
+}
+
+func exchange(a, b string) error {
+	if err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE); err != nil {
+		return &os.LinkError{Op: "exchange", Old: a, New: b, Err: err}
+	}
+	return nil
 }
 
 // syncDir makes a rename last.
@@ -58,10 +104,10 @@ func syncDir(path string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// holds says whether a file has the content, and the mode, that our list has to have.
-func holds(path string, content []byte) bool {
+// holds says whether a file has this content and mode.
+func holds(path string, content []byte, mode fs.FileMode) bool {
 	info, err := os.Lstat(path)
-	if err != nil || info.Mode() != listMode || info.Size() != int64(len(content)) {
+	if err != nil || info.Mode() != mode || info.Size() != int64(len(content)) {
 		return false
 	}
 	have, err := os.ReadFile(path)

@@ -19,9 +19,9 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-// installOn has the plugin installed on a node whose primary is in a file of this name
-// and content, and returns what the runtime then loads.
-func (n *node) installOn(name, content string) *libcni.NetworkConfigList {
+// installOn has the plugin installed, in a mode, on a node whose primary is in a file of
+// this name and content, and returns what the runtime then loads.
+func (n *node) installOn(mode install.Mode, name, content string) *libcni.NetworkConfigList {
 	n.t.Helper()
 	dir := n.t.TempDir()
 	bin, conf, ready := filepath.Join(dir, "bin"), filepath.Join(dir, "net.d"), make(chan struct{})
@@ -35,7 +35,7 @@ func (n *node) installOn(name, content string) *libcni.NetworkConfigList {
 		}
 	}
 	installer, err := install.New(install.Config{
-		Plugin: pluginPath(n.t), BinDir: bin, ConfDir: conf, AgentSocket: n.socket, AllowWithoutAgent: []string{"kube-system"},
+		Plugin: pluginPath(n.t), BinDir: bin, ConfDir: conf, Mode: mode, AgentSocket: n.socket, AllowWithoutAgent: []string{"kube-system"},
 		Ready: ready, Poll: time.Hour, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -71,15 +71,20 @@ func load(t *testing.T, dir string) *libcni.NetworkConfigList {
 // What the installer has written is what a runtime loads and executes: the primary's
 // plugins, and ours.
 func TestInstalled(t *testing.T) {
-	for name, test := range map[string]struct{ file, text string }{
-		"a list":         {"10-net.conflist", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "primary", "n": 12345678901234567890}]}`},
-		"of two":         {"10-net.conflist", `{"cniVersion": "0.3.1", "name": "net", "plugins": [{"type": "istio-cni"}, {"type": "primary"}]}`},
-		"several lists":  {"10-net.conflist", `{"cniVersions": ["0.4.0", "1.0.0"], "name": "net", "disableCheck": "true", "plugins": [{"type": "primary"}]}`},
-		"a plugin alone": {"10-net.conf", `{"cniVersion": "0.4.0", "name": "net", "type": "primary"}`},
+	for name, test := range map[string]struct {
+		mode       install.Mode
+		file, text string
+	}{
+		"chained":        {install.Chained, "10-net.conflist", `{"cniVersion": "1.0.0", "name": "net", "plugins": [ {"type": "primary", "n": 12345678901234567890} ]}`},
+		"a drop-in":      {install.DropIn, "10-net.conflist", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "primary"}]}`},
+		"a list":         {install.Owned, "10-net.conflist", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "primary", "n": 12345678901234567890}]}`},
+		"of two":         {install.Owned, "10-net.conflist", `{"cniVersion": "0.3.1", "name": "net", "plugins": [{"type": "istio-cni"}, {"type": "primary"}]}`},
+		"several lists":  {install.Owned, "10-net.conflist", `{"cniVersions": ["0.4.0", "1.0.0"], "name": "net", "disableCheck": "true", "plugins": [{"type": "primary"}]}`},
+		"a plugin alone": {install.Owned, "10-net.conf", `{"cniVersion": "0.4.0", "name": "net", "type": "primary"}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, "1.0.0")
-			n.list = n.installOn(test.file, test.text)
+			n.list = n.installOn(test.mode, test.file, test.text)
 			fails(t, n.add(t.Context()), agentapi.CodeNoAgent, "is not running")
 			agent := startAgent(t, n.socket, always(nil))
 			if err := n.add(t.Context()); err != nil {
@@ -106,7 +111,7 @@ func TestInstallerKnowsThePluginsVersions(t *testing.T) {
 	conf, ready := t.TempDir(), make(chan struct{})
 	close(ready)
 	installer, err := install.New(install.Config{
-		Plugin: pluginPath(t), BinDir: t.TempDir(), ConfDir: conf, AgentSocket: n.socket, Ready: ready, Poll: time.Hour, Logger: slog.New(slog.DiscardHandler),
+		Plugin: pluginPath(t), BinDir: t.TempDir(), ConfDir: conf, Mode: install.Owned, AgentSocket: n.socket, Ready: ready, Poll: time.Hour, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

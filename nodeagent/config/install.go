@@ -2,7 +2,10 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+
+	"github.com/fairlead-mesh/fairlead/cni/install"
 )
 
 // Install has the agent put the CNI plugin onto its node, and into the runtime's
@@ -12,6 +15,15 @@ type Install struct {
 	// configurations.
 	CNIBinDir  string `json:"cniBinDir"`
 	CNIConfDir string `json:"cniConfDir"`
+	// Mode is how the runtime is made to execute the plugin: owned, by a list of our own,
+	// derived from the primary's; chained, by an entry in the primary's list; dropin, by a
+	// file in the directory of plugins of the primary's network, where only runtimes with
+	// libcni 1.3 or later look.
+	Mode install.Mode `json:"mode"`
+	// RuntimeConfigs are the configuration files of containerd or CRI-O, and directories of
+	// them, where the agent sees them: what they say is compared with the above, which
+	// then have to be the node's own paths. What is not there is passed over.
+	RuntimeConfigs []string `json:"runtimeConfigs,omitempty"`
 	// Plugin is the binary that is installed; left out, it is the one beside the agent's
 	// own.
 	Plugin string `json:"plugin,omitempty"`
@@ -32,6 +44,9 @@ func (i *Install) complete(c Config) {
 			*field = value
 		}
 	}
+	if i.Mode == "" {
+		i.Mode = install.Owned
+	}
 	if i.AllowWithoutAgent == nil {
 		i.AllowWithoutAgent = []string{"kube-system", "fairlead-system"}
 	}
@@ -46,6 +61,14 @@ func (i *Install) validate() error {
 		absolute("install.cniConfDir", i.CNIConfDir),
 		socket("install.agentSocket", i.AgentSocket, i.AgentSocket),
 		optional("install.plugin", i.Plugin),
+	}
+	switch i.Mode {
+	case install.Owned, install.Chained, install.DropIn:
+	default:
+		errs = append(errs, fmt.Errorf("install.mode: %q is neither %s, %s nor %s", i.Mode, install.Owned, install.Chained, install.DropIn))
+	}
+	for n, path := range i.RuntimeConfigs {
+		errs = append(errs, absolute(fmt.Sprintf("install.runtimeConfigs[%d]", n), path))
 	}
 	if slices.Contains(i.AllowWithoutAgent, "") {
 		errs = append(errs, errors.New("install.allowWithoutAgent: a namespace's name is empty"))

@@ -5,12 +5,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-mesh/fairlead/cni/install"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 )
 
 func TestInstall(t *testing.T) {
 	defaults := config.Install{
-		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", AgentSocket: "/run/fairlead/agent.sock",
+		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", AgentSocket: "/run/fairlead/agent.sock", Mode: install.Owned,
 		AllowWithoutAgent: []string{"kube-system", "fairlead-system"},
 	}
 	moved := defaults
@@ -20,8 +21,8 @@ func TestInstall(t *testing.T) {
 		"install:\n":                        nil,
 		"install: {}\n":                     &defaults,
 		"install: {}\nrunDir: /run/other\n": &moved,
-		"install: {cniBinDir: /host/bin, cniConfDir: /host/net.d, plugin: /p, agentSocket: /s, allowWithoutAgent: []}\n": {
-			CNIBinDir: "/host/bin", CNIConfDir: "/host/net.d", Plugin: "/p", AgentSocket: "/s", AllowWithoutAgent: []string{},
+		"install: {cniBinDir: /host/bin, cniConfDir: /host/net.d, plugin: /p, agentSocket: /s, allowWithoutAgent: [], mode: dropin, runtimeConfigs: [/a]}\n": {
+			CNIBinDir: "/host/bin", CNIConfDir: "/host/net.d", Plugin: "/p", AgentSocket: "/s", AllowWithoutAgent: []string{}, Mode: install.DropIn, RuntimeConfigs: []string{"/a"},
 		},
 	} {
 		got, err := config.Parse([]byte(head + text))
@@ -35,13 +36,15 @@ func TestInstall(t *testing.T) {
 }
 
 func TestInstallRefusals(t *testing.T) {
-	_, err := config.Parse([]byte(head + "install: {cniBinDir: bin, cniConfDir: net.d, plugin: p, agentSocket: s, allowWithoutAgent: [a, ''], mode: owned}\n"))
+	_, err := config.Parse([]byte(head + "install: {cniBinDir: bin, cniConfDir: net.d, plugin: p, agentSocket: s, allowWithoutAgent: [a, ''], mode: own, runtimeConfigs: [/a, b], list: x}\n"))
 	want := `invalid configuration:
-unknown field "install.mode" (known here: agentSocket, allowWithoutAgent, cniBinDir, cniConfDir, plugin)
+unknown field "install.list" (known here: agentSocket, allowWithoutAgent, cniBinDir, cniConfDir, mode, plugin, runtimeConfigs)
 install.cniBinDir: "bin" is not an absolute path
 install.cniConfDir: "net.d" is not an absolute path
 install.agentSocket: "s" is not an absolute path
 install.plugin: "p" is not an absolute path
+install.mode: "own" is neither owned, chained nor dropin
+install.runtimeConfigs[1]: "b" is not an absolute path
 install.allowWithoutAgent: a namespace's name is empty`
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v\nwant %s", err, want)

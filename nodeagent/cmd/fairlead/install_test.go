@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-mesh/fairlead/cni/install"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 )
@@ -21,7 +22,7 @@ func TestAgentInstallsThePlugin(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := settings(t)
 	c.Install = &config.Install{
-		CNIBinDir: filepath.Join(dir, "bin"), CNIConfDir: filepath.Join(dir, "net.d"), Plugin: filepath.Join(dir, "plugin"), AgentSocket: c.File("agent.sock"),
+		CNIBinDir: filepath.Join(dir, "bin"), CNIConfDir: filepath.Join(dir, "net.d"), Mode: install.Owned, Plugin: filepath.Join(dir, "plugin"), AgentSocket: c.File("agent.sock"),
 	}
 	if _, err := newAgent(c, t.TempDir(), slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "there is no binary to install") {
 		t.Errorf("without the plugin's binary: %v", err)
