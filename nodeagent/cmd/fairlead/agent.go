@@ -97,7 +97,8 @@ type agent struct {
 	syncedOnce sync.Once
 	plugins    *pluginserver.Server
 	installer  *install.Installer // nil: the plugin is somebody else's to install
-	announced  chan struct{}      // closed when the runtime has been told that we are here
+	turnstile  turnstile
+	announced  chan struct{} // closed when the runtime has been told that we are here
 }
 
 const (
@@ -168,8 +169,9 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	if a.kube != nil {
 		pods = kubePods{a.reconciler, a.kube, c.Waits.Pod.Duration}
 	}
+	a.turnstile.Pods = pods
 	a.plugins, err = pluginserver.New(pluginserver.Config{
-		Pods: pods, Node: a.node, RequestTimeout: requestTimeout, MaxClients: maxClients, Logger: logger,
+		Pods: &a.turnstile, Node: a.node, RequestTimeout: requestTimeout, MaxClients: maxClients, Logger: logger,
 	})
 	return a, err
 }

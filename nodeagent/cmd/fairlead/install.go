@@ -27,7 +27,7 @@ func (a *agent) newInstaller(c *config.Install) error {
 	a.installer, err = install.New(install.Config{
 		Plugin: plugin, BinDir: c.CNIBinDir, ConfDir: c.CNIConfDir, Mode: c.Mode, RuntimeConfigs: c.RuntimeConfigs, Proc: "/proc",
 		AgentSocket: c.AgentSocket, AllowWithoutAgent: c.AllowWithoutAgent,
-		Ready: a.announced, Poll: pollInterval, Logger: a.logger,
+		Hold: a.turnstile.hold, Ready: a.announced, Poll: pollInterval, Logger: a.logger,
 	})
 	return err
 }
