@@ -35,6 +35,9 @@ func TestDefaultConfigurationIsTheAgents(t *testing.T) {
 	want := config.Default()
 	want.Install = &config.Install{
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", AgentSocket: "/run/fairlead/agent.sock", Mode: install.Owned,
+		RuntimeConfigs: []string{
+			"/proc/1/root/etc/containerd/config.toml", "/proc/1/root/etc/containerd/conf.d", "/proc/1/root/etc/crio/crio.conf", "/proc/1/root/etc/crio/crio.conf.d",
+		},
 		AllowWithoutAgent: []string{"kube-system", "fairlead-system"},
 	}
 	got := installation{}.agentConfig(t)
@@ -47,6 +50,8 @@ func TestDefaultConfigurationIsTheAgents(t *testing.T) {
 const everyValue = `
 cniBinDir: /opt/other/bin
 cniConfDir: /etc/other/net.d
+cniMode: dropin
+runtimeConfigs: [/etc/other.toml]
 cniCache: /var/lib/other
 excludeNamespaces: [infra, other]
 allowWithoutAgent: [repair]

@@ -32,8 +32,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{/* What the platform says, and before that what the value of that name says, as YAML. */}}
 {{- define "fairlead.platform" -}}
 {{- $all := .Files.Get "files/platforms.yaml" | fromYaml -}}
-{{- $platform := merge (dict) (get $all (.Values.global.platform | default "default")) $all.default -}}
-{{- range $name := list "cniBinDir" "cniConfDir" "cniNetnsDir" "seLinuxOptions" -}}
+{{- $own := get $all (.Values.global.platform | default "default") -}}
+{{- $platform := merge (dict) $own $all.default -}}
+{{- if hasKey $own "runtimeConfigs" -}}
+{{- $_ := set $platform "runtimeConfigs" $own.runtimeConfigs -}}{{/* even if there are none */}}
+{{- end -}}
+{{- range $name := list "cniBinDir" "cniConfDir" "cniNetnsDir" "runtimeConfigs" "seLinuxOptions" -}}
 {{- with get $.Values $name -}}
 {{- $_ := set $platform $name . -}}
 {{- end -}}
@@ -41,9 +45,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- toYaml $platform -}}
 {{- end -}}
 
-{{/* The agent's configuration file. */}}
+{{/* The agent's configuration file. It sees the runtime's by the node's first process. */}}
 {{- define "fairlead.config" -}}
 {{- $platform := include "fairlead.platform" . | fromYaml -}}
+{{- $runtimeConfigs := list -}}
+{{- range $platform.runtimeConfigs -}}
+{{- $runtimeConfigs = append $runtimeConfigs (printf "/proc/1/root%s" .) -}}
+{{- end -}}
 {{- $config := dict
   "apiVersion" "agent.fairlead.io/v1alpha1"
   "kind" "AgentConfig"
@@ -57,6 +65,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   "install" (dict
     "cniBinDir" $platform.cniBinDir
     "cniConfDir" $platform.cniConfDir
+    "mode" .Values.cniMode
+    "runtimeConfigs" $runtimeConfigs
     "allowWithoutAgent" (append .Values.allowWithoutAgent .Release.Namespace | uniq)
   )
 -}}

@@ -6,9 +6,9 @@ said of them here is heard. A value of what Fairlead does anyway is accepted.
 cniConfFileName: the primary's file is found by itself, as the runtime finds it
 istioOwnedCNIConfigFileName: the file is 02-fairlead.conflist; nothing else has to know its name
 repair: a pod that the mesh has missed is captured while it runs; there is nothing to label, delete or restart
-chained: the plugin always stands in a list, derived from the primary's; alone it has no interface to work on
+chained: the plugin always follows the primary's; alone it has no interface to work on
 provider: only the runtime's own list is extended; a NetworkAttachmentDefinition of Multus is asked for by pods, and who does not ask would bypass the mesh
-istioOwnedCNIConfig: the list is always one of Fairlead's own, and the primary's file is never changed
+istioOwnedCNIConfig: it is cniMode here; owned, the default, leaves the primary's file alone, chained adds to it
 ambient.enabled: this chart is for ambient mode alone; to have none, do not install it
 ambient.ipv6: both families are captured wherever the kernel has them; a family that is left out bypasses the mesh
 ambient.reconcileIptablesOnStartup: rules are compared and put right at the start, and ever after
