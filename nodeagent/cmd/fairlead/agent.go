@@ -127,15 +127,7 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case podsFrom != "" && c.Kubeconfig != "":
-		err = errors.New("--pods-from and the configuration's kubeconfig both say where the node's pods are known from: leave one of them out")
-	case podsFrom != "":
-		err = a.openManifests(podsFrom)
-	default:
-		err = a.openKubernetes()
-	}
-	if err != nil {
+	if err := a.openSource(podsFrom); err != nil {
 		return nil, err
 	}
 	if a.proxies, err = proxylink.New(proxylink.Config{

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"os"
 	"time"
 
@@ -23,6 +24,18 @@ type source interface {
 	Unread(namespace, name string) (reason status.Reason, why string)
 	// Problems returns what is wrong with it now, a line each.
 	Problems() []string
+}
+
+// openSource opens what says what the node's pods are: a directory of manifests, if there
+// is one, and else the Kubernetes API.
+func (a *agent) openSource(podsFrom string) error {
+	switch {
+	case podsFrom != "" && a.config.Kubeconfig != "":
+		return errors.New("--pods-from and the configuration's kubeconfig both say where the node's pods are known from: leave one of them out")
+	case podsFrom != "":
+		return a.openManifests(podsFrom)
+	}
+	return a.openKubernetes()
 }
 
 // openManifests has a directory's manifests say what the node's pods are.
