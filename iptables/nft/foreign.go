@@ -17,9 +17,8 @@ import (
 
 // Foreign is something of somebody else's that can keep packets from our rules, or that istio-cni has left.
 type Foreign struct {
-	What     string // as "chain ip evil/out"; fit to print, whoever has named it
-	Why      string
-	IstioCNI bool // named as istio-cni names its own
+	What string // as "chain ip evil/out"; fit to print, whoever has named it
+	Why  string
 }
 
 func (f Foreign) String() string { return f.What + ": " + f.Why }
@@ -160,7 +159,7 @@ func (r *foreignReader) chain(at location, a nlconn.Attrs) error {
 	}
 	table := location{family: at.family, table: at.table}
 	if strings.HasPrefix(at.table, "istio-ambient-") || at.chain == "ISTIO_OUTPUT" || at.chain == "ISTIO_PRERT" {
-		if err := r.add(Foreign{What: table.String(), Why: "left by istio-cni", IstioCNI: true}); err != nil {
+		if err := r.add(Foreign{What: table.String(), Why: "left by istio-cni"}); err != nil {
 			return err
 		}
 	}

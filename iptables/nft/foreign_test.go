@@ -24,9 +24,6 @@ func foreign(t testing.TB, table *Table) string {
 	lines := make([]string, len(found))
 	for i, f := range found {
 		lines[i] = f.String()
-		if f.IstioCNI {
-			lines[i] += " (istio-cni)"
-		}
 	}
 	return strings.Join(lines, "\n")
 }
@@ -84,10 +81,10 @@ chain inet evil/same: type nat hook output priority -101, before ours (-101)`},
 			`chain inet a\x1b[2J/\u00e9\xff: type nat hook output priority -150, before ours (-101)`},
 		{"istio-cni by iptables", iptables("iptables-nft -t nat -N ISTIO_OUTPUT", "iptables-nft -t nat -A OUTPUT -j ISTIO_OUTPUT", "iptables-nft -t nat -N ISTIO_PRERT",
 			"ip6tables-nft -t mangle -N ISTIO_PRERT", "iptables-nft -t raw -N ISTIO_OUTPUT", "iptables-nft -t raw -A ISTIO_OUTPUT -p udp -j CT --zone 1"),
-			"table ip nat: left by istio-cni (istio-cni)\ntable ip6 mangle: left by istio-cni (istio-cni)\ntable ip raw: left by istio-cni (istio-cni)"},
+			"table ip nat: left by istio-cni\ntable ip6 mangle: left by istio-cni\ntable ip raw: left by istio-cni"},
 		{"istio-cni by nft", nft(`table inet istio-ambient-nat { chain output { type nat hook output priority -100; }; chain istio-output { }; }
 			table inet istio-ambient-raw { chain output { type filter hook output priority -300; udp dport 53 ct zone set 1; }; }`),
-			"table inet istio-ambient-nat: left by istio-cni (istio-cni)\ntable inet istio-ambient-raw: left by istio-cni (istio-cni)"},
+			"table inet istio-ambient-nat: left by istio-cni\ntable inet istio-ambient-raw: left by istio-cni"},
 	} {
 		netlab.MustRun(t, n, "nft", "flush", "ruleset")
 		for _, when := range []string{"without ours", "behind ours"} {
