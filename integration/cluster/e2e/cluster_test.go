@@ -72,19 +72,15 @@ func build(t *testing.T) {
 // eventually waits until got returns want, and fails with what it returned last.
 func eventually(t *testing.T, what, want string, got func() (string, error)) {
 	t.Helper()
-	deadline := time.After(patience)
-	again := time.NewTicker(200 * time.Millisecond)
-	defer again.Stop()
-	for {
-		text, err := got()
-		if err == nil && text == want {
-			return
+	var text string
+	err := netlab.Await(t.Context(), patience, 200*time.Millisecond, func(context.Context) (err error) {
+		if text, err = got(); err == nil && text != want {
+			err = errors.New("it differs")
 		}
-		select {
-		case <-again.C:
-		case <-deadline:
-			t.Fatalf("%s: not as it should be (-want +got), error %v:\n%s", what, err, cmp.Diff(want, text))
-		}
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: not as it should be (-want +got), error %v:\n%s", what, err, cmp.Diff(want, text))
 	}
 }
 

@@ -34,7 +34,15 @@ func inPod(t *testing.T, c *cluster.Cluster, p apiPod) *netlab.NS {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := node.PodNetns(t.Context(), addr)
+	ns := podNetns(t, node, addr)
+	ns.Name = p.String()
+	return ns
+}
+
+// podNetns is inPod for the pod of a node that has an address.
+func podNetns(t *testing.T, n *cluster.Node, addr netip.Addr) *netlab.NS {
+	t.Helper()
+	h, err := n.PodNetns(t.Context(), addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +51,7 @@ func inPod(t *testing.T, c *cluster.Cluster, p apiPod) *netlab.NS {
 			t.Error(err)
 		}
 	})
-	return &netlab.NS{Handle: h, Name: p.String()}
+	return &netlab.NS{Handle: h, Name: addr.String()}
 }
 
 // A load is clients that ask without a pause, until they are told to end. They try

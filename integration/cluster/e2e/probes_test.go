@@ -271,7 +271,7 @@ func nobodyElses(t *testing.T, c *cluster.Cluster) {
 func spoof(t *testing.T, c *cluster.Cluster, pod string) {
 	t.Helper()
 	from, to := podIPs(t, c, pod), podIPs(t, c, "http")
-	spoofer, victim := podNetns(t, c, from[0]), podNetns(t, c, to[0])
+	spoofer, victim := podNetns(t, c.Nodes[0], from[0]), podNetns(t, c.Nodes[0], to[0])
 	for i, own := range from {
 		target := netip.AddrPortFrom(to[i], 7000).String()
 		sink, err := victim.ListenPacket(target)
@@ -299,17 +299,6 @@ func spoof(t *testing.T, c *cluster.Cluster, pod string) {
 		}
 	}
 	kubectl(t, c, "delete", "pod", pod)
-}
-
-// podNetns is the network namespace of the pod that has an address.
-func podNetns(t *testing.T, c *cluster.Cluster, addr netip.Addr) *netlab.NS {
-	t.Helper()
-	handle, err := c.Nodes[0].PodNetns(t.Context(), addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = handle.Close() }) // was only read
-	return &netlab.NS{Handle: handle, Name: addr.String()}
 }
 
 func probesUnderPolicy(t *testing.T, c *cluster.Cluster) {
