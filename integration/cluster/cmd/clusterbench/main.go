@@ -51,6 +51,6 @@ func run(o clusterbench.Options) error {
 		return err
 	}
 	o.Root = root
-	figures, err := clusterbench.Run(ctx, o)
-	return errors.Join(err, json.NewEncoder(os.Stdout).Encode(figures))
+	measured, err := clusterbench.Run(ctx, o)
+	return errors.Join(err, json.NewEncoder(os.Stdout).Encode(measured))
 }
