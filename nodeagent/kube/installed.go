@@ -39,7 +39,7 @@ func (s *Source) daemonSetCreated(ctx context.Context) (time.Time, error) {
 	agent, metadata := s.config.Agent, s.config.Client.metadata
 	pod, err := metadata.Resource(podsResource).Namespace(agent.Namespace).Get(ctx, agent.Name, metav1.GetOptions{})
 	if err != nil {
-		return time.Time{}, fmt.Errorf("cannot get the agent's own pod %s from the API: %w", agent, err)
+		return time.Time{}, fmt.Errorf("cannot get the agent's own pod %s from the API: %w", agent, plain(err))
 	}
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil || owner.Kind != "DaemonSet" {
@@ -47,7 +47,7 @@ func (s *Source) daemonSetCreated(ctx context.Context) (time.Time, error) {
 	}
 	set, err := metadata.Resource(daemonSetsResource).Namespace(agent.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
 	if err != nil {
-		return time.Time{}, fmt.Errorf("cannot get the agent's DaemonSet %s/%s from the API: %w", agent.Namespace, owner.Name, err)
+		return time.Time{}, fmt.Errorf("cannot get the agent's DaemonSet %s/%s from the API: %w", agent.Namespace, owner.Name, plain(err))
 	}
 	return set.CreationTimestamp.Time, nil
 }
