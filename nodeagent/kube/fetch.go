@@ -20,6 +20,7 @@ import (
 func (s *Source) Expect(ctx context.Context, namespace, podName, uid string, wait time.Duration) (stop func()) {
 	n := name{namespace, podName}
 	ctx, cancel := context.WithTimeout(ctx, wait*9/10)
+	stopped := false // s.mu guards it; ctx does not tell once its time is up
 	ask := time.AfterFunc(wait/2, func() {
 		if p, _, ok := s.Lookup(namespace, podName); ok && p.Is(uid) || ctx.Err() != nil {
 			return
@@ -29,7 +30,7 @@ func (s *Source) Expect(ctx context.Context, namespace, podName, uid string, wai
 			err = s.fetch(ctx, n)
 		}
 		s.mu.Lock()
-		if err == nil || errors.Is(ctx.Err(), context.Canceled) {
+		if err == nil || stopped || errors.Is(ctx.Err(), context.Canceled) {
 			s.mu.Unlock()
 			return
 		}
@@ -42,6 +43,7 @@ func (s *Source) Expect(ctx context.Context, namespace, podName, uid string, wai
 		cancel()
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		stopped = true
 		delete(s.unfetched, n)
 	}
 }

@@ -3,6 +3,7 @@ package kube
 import (
 	"errors"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -192,6 +193,33 @@ func TestExpectAsksOnlyIfNeeded(t *testing.T) {
 		stop()
 		if asked := c.api.requests(); asked != "GET /api/v1/namespaces/shop/pods/web" {
 			t.Errorf("asked %s", asked)
+		}
+	})
+}
+
+// An answer that comes when the ADD is over, and after the time for it, leaves nothing behind.
+func TestExpectForgetsWhatComesTooLate(t *testing.T) {
+	inCluster(t, func(c *cluster) {
+		c.api.namespace("shop", nil)
+		defer c.run(c.source.Run)()
+		c.api.refusing(func(r *http.Request) *metav1.Status {
+			if strings.Contains(r.URL.Path, "/pods/") {
+				<-r.Context().Done()
+			}
+			return nil
+		})
+		stop := c.source.Expect(c.t.Context(), "shop", "web", "uid-web", 5*time.Second)
+		c.pass(5*time.Second*9/10 - time.Millisecond)
+		c.source.mu.Lock()
+		time.Sleep(time.Millisecond)
+		for range 10000 { // until the answer waits for the lock, which stop takes before it
+			runtime.Gosched()
+		}
+		c.source.mu.Unlock()
+		stop()
+		c.pass(time.Second)
+		if reason, why := c.source.Unread("shop", "web"); reason != "" {
+			t.Errorf("%s, %s", reason, why)
 		}
 	})
 }
