@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -22,7 +23,7 @@ func (r *Reconciler) adopt() {
 		p := newPod(r, uid)
 		p.attachment, p.recorded, p.place.Process = &record.Attachment, &record.Netns, record.Process
 		if p.isOver() {
-			r.ended[uid] = record.Netns
+			r.ended[uid] = netns.ID{} // nobody has said so
 			r.unrecord(uid)
 			continue
 		}

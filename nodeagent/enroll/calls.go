@@ -263,7 +263,7 @@ func (p *pod) take(c *call) {
 	switch {
 	case c.verb == del && p.ends(c):
 		p.fail(&Failure{status.Deleted, "the runtime deleted the sandbox"})
-		p.drop()
+		p.deleted()
 		p.answer(c, nil)
 	case c.verb == del:
 		p.answer(c, nil)

@@ -34,7 +34,7 @@ type pod struct {
 	written    []byte    // the record as it was written last
 	begun      bool      // by that record an ADD is under way
 	unrecorded bool      // the record could not be written, which was logged
-	ended      *netns.ID // the namespace of the last sandbox of it that has ended
+	ended      *netns.ID // that of the last sandbox of it that has ended; zero: not by the runtime's word
 	progress
 }
 
@@ -237,13 +237,20 @@ func (p *pod) letGo() {
 }
 
 // drop forgets the attachment: its namespace is dying, and nothing in it needs to
-// be undone.
+// be undone. That is an inference: if the pod is found to live on there, it is taken again.
 func (p *pod) drop() {
 	p.withdraw()
 	p.unexempt()
 	p.letGo()
+	p.progress, p.ended = progress{}, &netns.ID{}
+}
+
+// deleted is drop by the runtime's own word: what is found of the namespace until it is
+// cleared away is not the pod's.
+func (p *pod) deleted() {
 	over := p.place.ID
-	p.progress, p.ended = progress{}, &over
+	p.drop()
+	p.ended = &over
 }
 
 // undo takes back an ADD that failed. The runtime destroys the namespace next, so

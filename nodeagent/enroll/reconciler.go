@@ -142,7 +142,7 @@ type Reconciler struct {
 	queue workqueue.TypedDelayingInterface[string] // nil unless Run runs
 	pods  map[string]*pod                          // by UID: those that the runtime has told us of
 	kept  map[string]kept                          // by UID: pods of the source whose namespace is looked for
-	ended map[string]netns.ID                      // by UID: the last sandbox, known to be over, of pods of the source
+	ended map[string]netns.ID                      // by UID: pods of the source whose last sandbox is over; that sandbox's, if the runtime has said so
 	plain map[string]bool                          // by UID: pods of the source that were seen not to ask for capture
 	early map[string]early                         // by name: pods of the source that it has not told us of
 	busy  map[string]time.Time                     // since when a pod holds a worker
