@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -321,7 +322,14 @@ func (p *pod) settle(ctx context.Context, out *outcome) {
 		return
 	}
 	switch out.state {
-	case status.Captured, status.NotCaptured, status.Unsupported:
+	case status.NotCaptured:
+		if p.decision.Reason == intent.NodeDrained {
+			p.fail(&Failure{status.NodeDrained, "not captured: this node is drained, and the pod asks to be captured; it starts on another node, or here when that is over"})
+			p.undo(ctx)
+			return
+		}
+		fallthrough
+	case status.Captured, status.Unsupported:
 		p.answer(p.adding, nil)
 		p.adding = nil
 		p.r.config.Logger.Info("pod started", "pod", p.name(), "state", out.state, "reason", out.reason)

@@ -19,6 +19,11 @@
 //   - release: redirects flushed → drained → withdrawn from every proxy → the rest
 //     removed, the exemption of health probes too.
 //
+// A node that is drained ([Reconciler.Drain]) has all its pods released: to them it is as if
+// they did not ask for capture. Those that ask and have not started do not start, since they
+// would bypass the mesh unseen. It is undone by the same verb; what was decided otherwise is
+// not forgotten.
+//
 // What is to be done in a namespace is on record before it is done, so that the
 // next agent takes over from wherever this one ends: it looks at the namespaces on
 // record, has their pods announced, and only then are proxies told of the node. It
@@ -61,6 +66,9 @@
 //     namespace that it names decides, and otherwise the kernel.
 //   - A pod started before the agent did, on a new node or after a boot: if it is known
 //     to be younger than the installation, what it opened in the clear is reset.
+//   - The node is drained at any moment: during an ADD, which then fails and is undone; with
+//     pods that are not on record, which are looked for; with pods whose object is gone, or
+//     cannot be asked for.
 //   - The agent is killed between any two steps, and whatever happens until the next
 //     one runs.
 //   - Rules, routes or loopback changed by somebody else: put right, and connections

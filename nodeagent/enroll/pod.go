@@ -112,6 +112,7 @@ func (p *pod) towards(ctx context.Context) outcome {
 // look asks the source and decides. What is not there any more leaves the last
 // decision in force: nothing is released by inference.
 func (p *pod) look() {
+	defer func() { p.decision = p.decision.On(p.r.drained.Load()) }()
 	object, namespace, ok := p.r.config.Source.Lookup(p.attachment.Namespace, p.attachment.Name)
 	switch {
 	case !ok:

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -137,6 +138,7 @@ type Reconciler struct {
 	asked   chan struct{} // of one: a pod may run that the runtime has not told us of
 
 	adoptedOnce sync.Once
+	drained     atomic.Bool // no pod is to be captured
 
 	mu    sync.Mutex
 	queue workqueue.TypedDelayingInterface[string] // nil unless Run runs

@@ -19,12 +19,20 @@ const drainPoll = 100 * time.Millisecond
 func (p *pod) release(ctx context.Context) outcome {
 	p.raced = false // should the label come back, that was seen
 	done := outcome{state: uncaptured(p.decision), reason: status.Reason(p.decision.Reason), message: p.decision.Message}
-	if !p.touched {
+	if !p.touched && !p.sought {
 		p.letGo()
 		return done
 	}
 	if err := p.open(); err != nil {
 		return p.notOpened(err)
+	}
+	if !p.touched {
+		// Found by a search: an earlier agent may have left something in it.
+		if stand, err := p.stand(ctx); err != nil {
+			return p.refused(err)
+		} else if !stand {
+			p.touched = true
+		}
 	}
 	if p.decision.Reason == intent.Terminated {
 		return p.over(ctx, done)

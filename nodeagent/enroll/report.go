@@ -68,7 +68,7 @@ func (r *Reconciler) failed(c *call, f *Failure) {
 // untold is the report of a pod whose namespace nobody has named.
 func (r *Reconciler) untold(object intent.Pod, known early) status.Pod {
 	_, namespace, ok := r.config.Source.Lookup(object.Namespace, object.Name)
-	d := r.config.Policy.Decide(object, namespace)
+	d := r.config.Policy.Decide(object, namespace).On(r.drained.Load())
 	rules := status.Unknown
 	if object.HostNetwork {
 		rules = "none" // it has no namespace of its own for them
@@ -87,11 +87,11 @@ func (r *Reconciler) untold(object intent.Pod, known early) status.Pod {
 		pod.Intent = status.Intent{Reason: string(out.reason), Message: "its namespace is not known"}
 		pod.State, pod.Reason, pod.Message = out.state, out.reason, out.message
 		pod.Remedy = pod.Reason.Remedy()
-	case d.Capture && known.failure != nil:
+	case d.Asked() && known.failure != nil:
 		pod.State, pod.Reason = status.Pending, known.failure.Reason
 		pod.Message = "its last start failed, the runtime tries again: " + known.failure.Message
 		pod.Remedy = pod.Reason.Remedy()
-	case d.Capture:
+	case d.Asked():
 		pod.State, pod.Reason = status.Pending, status.NetnsUnknown
 		pod.Message = "the runtime has not told the agent of the pod's network namespace; whether it bypasses the mesh is not known"
 		pod.Remedy = pod.Reason.Remedy()

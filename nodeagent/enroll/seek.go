@@ -64,8 +64,8 @@ func (r *Reconciler) overlooked() bool {
 		if uid == "" || r.pods[uid] != nil || len(object.IPs) == 0 {
 			return false
 		}
-		capture, _ := r.shouldBeCaptured(object)
-		return capture
+		asks, _ := r.asks(object)
+		return asks
 	})
 }
 
@@ -139,11 +139,11 @@ func (r *Reconciler) unknown() []sandbox.Wanted {
 		if uid == "" || r.pods[uid] != nil {
 			continue
 		}
-		capture, ok := r.shouldBeCaptured(object)
-		if r.plain[uid] || (ok && !capture) {
+		asks, ok := r.asks(object)
+		if r.plain[uid] || (ok && !asks) {
 			plain[uid] = true
 		}
-		if ok && !capture {
+		if ok && !asks {
 			continue
 		}
 		w := sandbox.Wanted{UID: uid, Namespace: object.Namespace, Name: object.Name, IPs: object.IPs}
@@ -185,10 +185,11 @@ func (r *Reconciler) over(uid string) bool {
 	return over
 }
 
-// shouldBeCaptured decides; ok is false if not all is known that it takes.
-func (r *Reconciler) shouldBeCaptured(object intent.Pod) (capture, ok bool) {
+// asks says whether a pod asks to be captured; ok is false if not all is known that it
+// takes.
+func (r *Reconciler) asks(object intent.Pod) (asks, ok bool) {
 	_, namespace, ok := r.config.Source.Lookup(object.Namespace, object.Name)
-	return ok && r.config.Policy.Decide(object, namespace).Capture, ok
+	return ok && r.config.Policy.Decide(object, namespace).Asked(), ok
 }
 
 // raced says whether a pod that was found ran outside the mesh because it was quicker

@@ -134,6 +134,8 @@ const (
 
 	// OwnNetworkStack is of a pod that asks to be captured and cannot be.
 	OwnNetworkStack Reason = "OwnNetworkStack"
+	// NodeDrained is of a pod that asks to be captured, on a node where none is any more.
+	NodeDrained Reason = "NodeDrained"
 )
 
 // A Decision says whether a pod should be captured, and how.
@@ -185,6 +187,21 @@ func (p Policy) Decide(pod Pod, ns Namespace) Decision {
 		Warnings: append(oddMode("label ", pod.Labels), oddMode("label of its namespace ", ns.Labels)...),
 	}
 }
+
+// On is the decision on a node that is drained, or not or no longer: there a pod that asks
+// to be captured is released, and none of what else was decided is forgotten.
+func (d Decision) On(drained bool) Decision {
+	switch {
+	case drained && d.Capture:
+		d.Capture, d.Reason = false, NodeDrained
+	case !drained && d.Reason == NodeDrained:
+		d.Capture, d.Reason = true, Selected
+	}
+	return d
+}
+
+// Asked says whether the pod asks to be captured, and could be.
+func (d Decision) Asked() bool { return d.Capture || d.Reason == NodeDrained }
 
 // oddMode warns of a mode that is no mode.
 func oddMode(whose string, all map[string]string) []string {

@@ -286,6 +286,7 @@ var codes = map[status.Reason]uint{
 	status.Capturing:            agentapi.CodeTryAgain,
 	status.Draining:             agentapi.CodeTryAgain,
 	status.Withdrawing:          agentapi.CodeTryAgain,
+	status.NodeDrained:          agentapi.CodeTryAgain,
 	status.ReasonOldConnections: agentapi.CodeTryAgain, // they are being reset
 }
 

@@ -31,6 +31,7 @@ const (
 	Cancelled            Reason = "Cancelled"
 	Stopping             Reason = "Stopping"
 	OwnNetworkStack      Reason = "OwnNetworkStack"
+	NodeDrained          Reason = "NodeDrained"
 )
 
 var remedies = map[Reason]string{
@@ -51,6 +52,7 @@ var remedies = map[Reason]string{
 	PortTaken:            "end the process that is named, or have it use another port; the proxy is asked again by itself",
 	RulesFought:          "end what changes the rules in the pod (what is named may be short-lived: look for what starts it), or take NET_ADMIN from it",
 	OwnNetworkStack:      "run the pod under another runtime class, or take it out of the mesh (label istio.io/dataplane-mode: none)",
+	NodeDrained:          "go on with fairlead uninstall on this node, or end it with fairlead drain --undo; or take the pod out of the mesh (label istio.io/dataplane-mode: none)",
 	KernelRefused:        "look at the error; a missing kernel feature is named there; it is tried again by itself",
 }
 
