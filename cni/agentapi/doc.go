@@ -3,8 +3,8 @@
 //
 // A client connects, sends one Request as a line of JSON, and keeps the
 // connection open until it has its answer. ADD, DEL, CHECK and GC are answered with
-// one Response; status is answered with any number of Responses that carry an
-// item, and one with End set. Closing the connection early withdraws the
+// one Response; status, drain and uninstall are answered with any number of Responses
+// that carry an item, and one with End set. Closing the connection early withdraws the
 // request: WithPeer turns that into a context. Connections are accepted in the
 // order in which they were made, which tells whether a DEL came before an ADD or
 // after it.

@@ -27,12 +27,14 @@ const (
 
 // Request carries exactly one of its operations.
 type Request struct {
-	Version int            `json:"version"`
-	Add     *Attachment    `json:"add,omitempty"`
-	Del     *Attachment    `json:"del,omitempty"`
-	Check   *Attachment    `json:"check,omitempty"`
-	GC      *GCRequest     `json:"gc,omitempty"`
-	Status  *StatusRequest `json:"status,omitempty"`
+	Version   int               `json:"version"`
+	Add       *Attachment       `json:"add,omitempty"`
+	Del       *Attachment       `json:"del,omitempty"`
+	Check     *Attachment       `json:"check,omitempty"`
+	GC        *GCRequest        `json:"gc,omitempty"`
+	Status    *StatusRequest    `json:"status,omitempty"`
+	Drain     *DrainRequest     `json:"drain,omitempty"`
+	Uninstall *UninstallRequest `json:"uninstall,omitempty"`
 }
 
 // Attachment is one sandbox of a pod, as the container runtime describes it.
@@ -54,6 +56,14 @@ type GCRequest struct {
 
 // StatusRequest asks for the state of every pod of the node.
 type StatusRequest struct{}
+
+// DrainRequest has every pod of the node released, and none captured until it is undone.
+type DrainRequest struct {
+	Undo bool `json:"undo,omitempty"`
+}
+
+// UninstallRequest has taken from the node what was put there beside the pods.
+type UninstallRequest struct{}
 
 // Response is one answer, or one line of an answer that has several.
 type Response struct {

@@ -26,6 +26,10 @@ func ReadyFile(socket string) string { return beside(socket, "ready") }
 // last sign of life.
 func LockFile(socket string) string { return beside(socket, "lock") }
 
+// DrainedFile is there on a node whose pods are not to be captured, since somebody has
+// asked for it.
+func DrainedFile(socket string) string { return beside(socket, "drained") }
+
 // LogFile is the plugin's log.
 func LogFile(socket string) string { return beside(socket, "cni.log") }
 

@@ -23,13 +23,13 @@ func (r Request) Validate() error {
 		return versionError(r.Version)
 	}
 	ops := 0
-	for _, set := range []bool{r.Add != nil, r.Del != nil, r.Check != nil, r.GC != nil, r.Status != nil} {
+	for _, set := range []bool{r.Add != nil, r.Del != nil, r.Check != nil, r.GC != nil, r.Status != nil, r.Drain != nil, r.Uninstall != nil} {
 		if set {
 			ops++
 		}
 	}
 	if ops != 1 {
-		return fmt.Errorf("a request must carry exactly one of add, del, check, gc, status; this one carries %d", ops)
+		return fmt.Errorf("a request must carry exactly one of add, del, check, gc, status, drain, uninstall; this one carries %d", ops)
 	}
 	switch {
 	case r.Add != nil:

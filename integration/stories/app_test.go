@@ -131,6 +131,20 @@ func (n *node) send(name, kept string) error {
 	return c.say()
 }
 
+// hangup closes a connection that was kept.
+func (n *node) hangup(name, kept string) error {
+	s, err := n.sandbox(name)
+	if err != nil {
+		return err
+	}
+	c := s.app.conns[kept]
+	if c == nil {
+		return fmt.Errorf("%s has no connection %s", name, kept)
+	}
+	delete(s.app.conns, kept)
+	return c.Close()
+}
+
 // unclosed is a socket that a resolver does not close.
 type unclosed struct{ *net.UDPConn }
 

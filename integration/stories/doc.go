@@ -26,9 +26,13 @@
 //	                                which way that goes: "directly" or "through the proxy"; the
 //	                                connection is closed, or stays open under a name
 //	send SANDBOX KEPT               let the app use that connection
+//	hangup SANDBOX KEPT             let the app close it
 //	resolve SANDBOX                 let the app ask its name server, and print the way, as connect does
 //	rules SANDBOX                   print all that a capture puts into the pod, or "nothing"
 //	status [FLAG...]                print what fairlead status prints
+//	drain [FLAG...]                 print what fairlead drain prints; that something is left is a failure
+//	uninstall [FLAG...]             the same for fairlead uninstall
+//	host                            print what the agent has put into the node's own namespace, or "nothing"
 //	records                         print the UIDs of the pods that the agent has on record, or "nothing"
 //	eventually PATTERN COMMAND...   repeat one of these commands until it succeeds and its output matches
 //

@@ -216,6 +216,20 @@ func (n *node) status(flags []string) (string, error) {
 	return stdout.String(), nil
 }
 
+// leave is what fairlead drain or uninstall prints. That something is left is an error.
+func (n *node) leave(verb, flag, value string, flags []string) (string, error) {
+	return n.net.Run(filepath.Join(n.bin, "fairlead"), append([]string{verb, flag, value}, flags...)...)
+}
+
+// host is what the agent has put into the node's own network namespace.
+func (n *node) host() (string, error) {
+	tables, err := n.net.Run("nft", "--stateless", "list", "tables")
+	if err != nil || !strings.Contains(tables, "inet fairlead") {
+		return nothing, err
+	}
+	return n.net.Run("nft", "--stateless", "list", "table", "inet", "fairlead")
+}
+
 // records are the UIDs of the pods that the agent has on record.
 func (n *node) records() (string, error) {
 	files, err := filepath.Glob(n.file("run/pods/*.json"))

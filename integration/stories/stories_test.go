@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 18) }
+func TestMain(m *testing.M) { netlab.Main(m, 21) }
 
 // binaries builds what the stories run, once, and returns the directory.
 var binaries = sync.OnceValues(func() (string, error) {
@@ -92,10 +92,18 @@ func commands() map[string]command {
 		"del":      silent(1, 1, func(n *node, args []string) error { return n.del(args[0]) }),
 		"connect":  {1, 2, func(n *node, args []string) (string, error) { return n.connect(args[0], args[1:]...) }},
 		"send":     silent(2, 2, func(n *node, args []string) error { return n.send(args[0], args[1]) }),
+		"hangup":   silent(2, 2, func(n *node, args []string) error { return n.hangup(args[0], args[1]) }),
 		"resolve":  printing((*node).resolve),
 		"rules":    printing((*node).rules),
 		"status":   {0, many, (*node).status},
-		"records":  {0, 0, func(n *node, _ []string) (string, error) { return n.records() }},
+		"drain": {0, many, func(n *node, args []string) (string, error) {
+			return n.leave("drain", "--run-dir", n.file("run"), args)
+		}},
+		"uninstall": {0, many, func(n *node, args []string) (string, error) {
+			return n.leave("uninstall", "--config", n.file("agent.yaml"), args)
+		}},
+		"host":    {0, 0, func(n *node, _ []string) (string, error) { return n.host() }},
+		"records": {0, 0, func(n *node, _ []string) (string, error) { return n.records() }},
 	}
 	all["eventually"] = command{2, many, func(n *node, args []string) (string, error) {
 		cmd, ok := all[args[1]]

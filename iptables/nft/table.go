@@ -120,6 +120,18 @@ func (t *Table) Remove(ctx context.Context) error {
 	return err
 }
 
+// Stands says whether our table is there, whatever is in it.
+func (t *Table) Stands(ctx context.Context) (bool, error) {
+	err := t.ask(ctx, unix.NFT_MSG_GETTABLE, 0, named(unix.NFTA_TABLE_NAME, ruleset.Table), func(nlconn.Attrs) error { return nil })
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("cannot look for table inet %s: %w", ruleset.Table, err)
+	}
+	return true, nil
+}
+
 // Check reads the table and says how it differs from the wanted one. A table that is changed again and again while it is
 // read counts as one that differs.
 func (t *Table) Check(ctx context.Context, want ruleset.Ruleset) (ruleset.Diff, error) {

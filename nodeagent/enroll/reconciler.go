@@ -84,7 +84,7 @@ const (
 	Everything
 )
 
-// Config is what a Reconciler needs. All of it but Unread, Installed and Reported is
+// Config is what a Reconciler needs. All of it but Unread, Installed, Drained and Reported is
 // required.
 type Config struct {
 	Policy intent.Policy
@@ -121,6 +121,9 @@ type Config struct {
 	// Workers bounds how many pods have their turn at once, not counting one that has
 	// had it for long.
 	Workers int
+
+	// Drained: the node is drained from the first look on.
+	Drained bool
 
 	// Reported is called with what each turn came to. It must not block, nor call the
 	// Reconciler, which holds a lock.
@@ -161,10 +164,12 @@ func New(c Config) (*Reconciler, error) {
 	if c.Workers < 1 || c.SweepInterval <= 0 {
 		return nil, fmt.Errorf("cannot reconcile pods: %d workers, sweep every %s", c.Workers, c.SweepInterval)
 	}
-	return &Reconciler{
+	r := &Reconciler{
 		config: c, stopped: make(chan struct{}), adopted: make(chan struct{}), asked: make(chan struct{}, 1), adopting: map[string]bool{},
 		pods: map[string]*pod{}, busy: map[string]time.Time{}, early: map[string]early{}, kept: map[string]kept{}, ended: map[string]netns.ID{},
-	}, nil
+	}
+	r.drained.Store(c.Drained)
+	return r, nil
 }
 
 // heartbeat is a key that is no pod's UID: a worker that takes it is free.

@@ -17,6 +17,7 @@
 //   - A pod or a head of the report that is too long to be sent: it is shortened and
 //     says so; the report goes on.
 //   - A client that is not root: refused.
+//   - A client that goes in the middle of a drain: the drain goes on.
 //   - More requests than [Config.MaxClients]: the next wait to be accepted, and the
 //     plugins' own deadlines end that.
 package pluginserver
@@ -48,7 +49,8 @@ type Pods interface {
 type Config struct {
 	Pods Pods
 	// Node is the head of a status report.
-	Node func() status.Node
+	Node   func() status.Node
+	Leaver Leaver
 	// RequestTimeout bounds how long a client may take for each part of a request:
 	// to send it, half a second at most, and to take each line of its answer.
 	RequestTimeout time.Duration
@@ -65,7 +67,7 @@ type Server struct {
 
 // New validates the configuration.
 func New(c Config) (*Server, error) {
-	if c.Pods == nil || c.Node == nil || c.Logger == nil || c.RequestTimeout <= 0 || c.MaxClients < 1 {
+	if c.Pods == nil || c.Node == nil || c.Leaver == nil || c.Logger == nil || c.RequestTimeout <= 0 || c.MaxClients < 1 {
 		return nil, errors.New("cannot answer the plugin: a part of the configuration is missing")
 	}
 	return &Server{config: c, order: newOrder()}, nil
@@ -138,9 +140,11 @@ func (s *Server) serve(ctx context.Context, c client, room *room) {
 	case err != nil:
 		s.config.Logger.Debug("a client sent no request", "error", err)
 	case request.Status != nil:
-		if err := s.report(c); err != nil {
-			s.config.Logger.Debug("a client did not take the report", "error", err)
-		}
+		s.heard(s.report(c))
+	case request.Drain != nil:
+		s.heard(s.drain(ctx, c, request.Drain.Undo))
+	case request.Uninstall != nil:
+		s.heard(s.uninstall(ctx, c))
 	case request.Del != nil:
 		s.del(ctx, c, *request.Del)
 	case request.Add != nil:
@@ -212,6 +216,13 @@ func (s *Server) begin(ctx context.Context, c client, a agentapi.Attachment) err
 	return s.config.Pods.Add(work, a)
 }
 
+// heard takes note of what became of an answer of several lines.
+func (s *Server) heard(err error) {
+	if err != nil {
+		s.config.Logger.Debug("a client did not take all of its answer", "error", err)
+	}
+}
+
 // report writes the head of a report and then a line for each pod.
 func (s *Server) report(c client) error {
 	if err := writeItem(s, c, s.config.Node()); err != nil {
@@ -222,8 +233,7 @@ func (s *Server) report(c client) error {
 			return fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
 	}
-	c.extend(s.config.RequestTimeout)
-	return agentapi.WriteEnd(c, nil)
+	return s.end(c, nil)
 }
 
 // shortened is what a report is made of.

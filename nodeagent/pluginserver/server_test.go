@@ -72,6 +72,12 @@ func (p *pods) Check(_ context.Context, a agentapi.Attachment) error { return p.
 func (p *pods) GC(_ context.Context, valid []string) error {
 	return p.ask("gc", agentapi.Attachment{ContainerID: strings.Join(valid, ",")})
 }
+func (p *pods) Drain(_ context.Context, on bool) error {
+	return p.ask(fmt.Sprintf("drain %t", on), agentapi.Attachment{})
+}
+func (p *pods) Uninstall(_ context.Context, done func(status.Step) error) error {
+	return errors.Join(done(status.Step{What: "the list", Outcome: status.Removed}), p.ask("uninstall", agentapi.Attachment{}))
+}
 func (p *pods) Report() []status.Pod { return p.report }
 
 // serve runs a server and returns a client of it, and what ends it.
@@ -91,7 +97,7 @@ func stalled(t *testing.T, p *pods, change ...func(*pluginserver.Config)) (clien
 	p.began, p.ended, p.release = make(chan struct{}, 100), make(chan error, 1), make(chan struct{})
 	c := pluginserver.Config{
 		Pods: p, Node: func() status.Node { return status.Node{Version: "v1", Synced: true} },
-		RequestTimeout: 10 * time.Second, MaxClients: 8, Logger: slog.New(slog.DiscardHandler),
+		Leaver: p, RequestTimeout: 10 * time.Second, MaxClients: 8, Logger: slog.New(slog.DiscardHandler),
 	}
 	for _, f := range change {
 		f(&c)

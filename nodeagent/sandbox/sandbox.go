@@ -36,10 +36,12 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -136,6 +138,33 @@ func (f *Finder) Told(path string) (Place, error) {
 	p.ID = h.ID()
 	p.dev, p.ino, err = inodeAt(path)
 	return p, errors.Join(err, h.Close())
+}
+
+// Attached returns the namespaces of all sandboxes that libcni's cache has: where one is
+// mounted now, each once. Whose they are is not asked.
+func (f *Finder) Attached(ctx context.Context) ([]Place, error) {
+	var places []Place
+	if f.CNICache == "" {
+		return nil, nil
+	}
+	unread, err := readCache(ctx, f.CNICache, func(e entry) error {
+		for _, path := range e.paths {
+			if mounted(path) != nil || slices.ContainsFunc(places, func(p Place) bool { return p.Path == path }) {
+				continue
+			}
+			place, err := f.Told(path)
+			if errors.Is(err, ErrNotAPods) {
+				continue // it is the node's, a proxy's, or gone by now
+			}
+			if err != nil {
+				return err
+			}
+			place.Source = SourceCache
+			places = append(places, place)
+		}
+		return nil
+	})
+	return places, errors.Join(append(unread, err)...)
 }
 
 // Open opens the namespace at p, if it still is the one that was found there.

@@ -42,7 +42,8 @@ The Kubernetes API says what the node's pods are: the cluster's that the agent r
 in, or the one that the configuration's kubeconfig names. With --pods-from, a
 directory of manifests says it instead.
 
-It ends on SIGINT or SIGTERM and leaves every pod as it is.`,
+It ends on SIGINT or SIGTERM and leaves every pod as it is. What takes something away
+are the verbs drain and uninstall.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
@@ -99,6 +100,9 @@ type agent struct {
 	installer  *install.Installer // nil: the plugin is somebody else's to install
 	turnstile  turnstile
 	announced  chan struct{} // closed when the runtime has been told that we are here
+	opener     enroll.Opener
+	drained    *drainFile
+	judged     chan struct{} // closed when it is known whether what drained says is for this installation
 }
 
 const (
@@ -114,7 +118,8 @@ const (
 )
 
 func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, error) {
-	a := &agent{config: c, started: time.Now(), logger: logger, registry: prometheus.NewRegistry(), synced: make(chan struct{}), announced: make(chan struct{})}
+	a := &agent{config: c, started: time.Now(), logger: logger, registry: prometheus.NewRegistry(), synced: make(chan struct{}), announced: make(chan struct{}), judged: make(chan struct{})}
+	a.drained = openDrainFile(c.File("agent.sock"))
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := a.newInstaller(c.Install); err != nil {
 		return nil, err
@@ -144,10 +149,10 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	if err := a.exemptProbes(); err != nil {
 		return nil, err
 	}
-	opener := enroll.Opener{Finder: finder, Watcher: a.watcher, Processes: sockets.NewProcesses("/proc"), Exempt: []netip.Addr{c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv6}}
+	a.opener = enroll.Opener{Finder: finder, Watcher: a.watcher, Processes: sockets.NewProcesses("/proc"), Exempt: []netip.Addr{c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv6}}
 	if a.reconciler, err = enroll.New(enroll.Config{
 		Policy: policy, Source: a.pods, Unread: a.pods.Unread, Proxies: a.proxies, Probes: a.probes, Records: enroll.RecordDir(c.File("pods")),
-		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: opener.Open,
+		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: a.opener.Open, Drained: a.drained.state() != nil,
 		Installed: a.promised,
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
 		PodWait: c.Waits.Pod.Duration, ProxyWait: c.Waits.Proxy.Duration, AckWait: c.Waits.Ack.Duration,
@@ -163,7 +168,7 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	}
 	a.turnstile.Pods = pods
 	a.plugins, err = pluginserver.New(pluginserver.Config{
-		Pods: &a.turnstile, Node: a.node, RequestTimeout: requestTimeout, MaxClients: maxClients, Logger: logger,
+		Pods: &a.turnstile, Node: a.node, Leaver: a, RequestTimeout: requestTimeout, MaxClients: maxClients, Logger: logger,
 	})
 	return a, err
 }
@@ -188,7 +193,7 @@ func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.reconciler.Run(ctx) })
 	group.Go(func() error { return a.watcher.Run(ctx) })
-	group.Go(func() error { return a.probes.Run(ctx) })
+	group.Go(func() error { return a.unlessUninstalled(ctx, a.probes.Run, a.probes.Remove) })
 	group.Go(func() error { return a.proxies.Run(ctx) })
 	group.Go(func() error { return a.pods.Run(ctx) })
 	group.Go(func() error { return a.plugins.Run(ctx, dir.listener) })
@@ -202,7 +207,8 @@ func (a *agent) run(ctx context.Context) error {
 			})
 		})
 	}
-	if err := group.Wait(); err != nil {
+	err = group.Wait()
+	if err := errors.Join(err, a.emptyRunDir()); err != nil {
 		return err
 	}
 	a.logger.Info("agent stopped; every pod stays as it is")
@@ -228,6 +234,7 @@ func (a *agent) announceReady(ctx context.Context, dir *runDir) error {
 		case <-known:
 		}
 	}
+	a.judgeDrain(ctx)
 	a.reconciler.Seek(ctx)
 	a.proxies.Open()
 	dir.announceReady()
@@ -275,8 +282,10 @@ func (a *agent) node() status.Node {
 	if err := a.installed(); err != nil {
 		node.Problems = append(node.Problems, err.Error())
 	}
-	if problem := a.probes.Status().Problem; problem != "" {
-		node.Problems = append(node.Problems, problem)
+	for _, problem := range []string{a.probes.Status().Problem, a.drainProblem()} {
+		if problem != "" {
+			node.Problems = append(node.Problems, problem)
+		}
 	}
 	for _, s := range a.proxies.Sessions() {
 		node.Proxies = append(node.Proxies, status.Proxy{

@@ -37,7 +37,7 @@ func (a *agent) keepInstalled(ctx context.Context) error {
 	if a.installer == nil {
 		return nil
 	}
-	return a.installer.Run(ctx)
+	return a.unlessUninstalled(ctx, a.installer.Run, a.installer.Remove)
 }
 
 // installed says why the plugin is not installed, or nil if it is, or need not be.

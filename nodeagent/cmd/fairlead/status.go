@@ -75,6 +75,14 @@ func ask(cmd *cobra.Command, socket string) (report, error) {
 		r.Pods = append(r.Pods, pod)
 		return nil
 	})
+	if err != nil {
+		return r, explain(err, socket, patience)
+	}
+	return r, nil
+}
+
+// explain says what helps when the agent could not be asked.
+func explain(err error, socket string, patience time.Duration) error {
 	switch {
 	case errors.Is(err, os.ErrPermission):
 		err = fmt.Errorf("%w; only root may ask", err)
@@ -83,10 +91,7 @@ func ask(cmd *cobra.Command, socket string) (report, error) {
 	case errors.Is(err, context.DeadlineExceeded):
 		err = fmt.Errorf("it has not answered within %s; look at its log and at /livez, and restart it if it hangs", patience)
 	}
-	if err != nil {
-		return r, fmt.Errorf("cannot ask the agent: %w", err)
-	}
-	return r, nil
+	return fmt.Errorf("cannot ask the agent: %w", err)
 }
 
 func (r report) write(cmd *cobra.Command, output string) error {

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-mesh/fairlead/nodeagent/config"
+)
+
+// withoutAgent uninstalls a node on which no agent runs: this process is one, for a while,
+// that knows no pods but those on record, is drained from the first, and installs nothing.
+// So the pods are released as they always are; a node proxy that dials is told, too.
+func withoutAgent(cmd *cobra.Command, c config.Config, timeout time.Duration, force bool) (l left, err error) {
+	if os.Geteuid() != 0 {
+		return left{}, errors.New("no agent runs on this node, and only root can do its work")
+	}
+	if _, err := fmt.Fprintln(cmd.ErrOrStderr(), "no agent runs on this node: its pods are released by what is on record; what the Kubernetes API shows of them stays"); err != nil {
+		return left{}, err
+	}
+	socket := c.File("agent.sock")
+	c.HTTPAddress, c.Kubeconfig = "", ""
+	if c.Install != nil { // nothing is installed, and the plugin need not be at hand
+		if c.Install.Plugin, err = os.Executable(); err != nil {
+			return left{}, err
+		}
+	}
+	nobody, err := os.MkdirTemp("", "fairlead")
+	if err != nil {
+		return left{}, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(nobody)) }()
+	if err := openDrainFile(socket).set(true); err != nil {
+		return left{}, err
+	}
+	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: max(c.LogLevel, slog.LevelWarn)}))
+	a, err := newAgent(c, nobody, logger)
+	if err != nil {
+		return left{}, err
+	}
+	ctx, end := context.WithCancel(cmd.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.run(ctx) }()
+	select {
+	case <-a.reconciler.Adopted(): // it listens, too
+		l, err = leave(cmd, socket, timeout, force)
+		end()
+		err = errors.Join(err, <-ended)
+	case err = <-ended:
+		end()
+	}
+	if err != nil {
+		return l, err
+	}
+	if last := len(l.Steps) - 1; last >= 0 { // the run directory, which nobody needs any more
+		l.Steps[last] = step(c.RunDir, os.RemoveAll(c.RunDir))
+	}
+	return l, nil
+}

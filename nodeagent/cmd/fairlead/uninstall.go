@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/fairlead-mesh/fairlead/cni/install"
+	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+)
+
+// Uninstall takes from the node what the agent has put there beside the pods, and does not
+// put it there again. A step that fails does not keep the next from being taken.
+func (a *agent) Uninstall(ctx context.Context, done func(status.Step) error) error {
+	if err := a.drained.set(true); err != nil {
+		return err
+	}
+	var errs []error
+	say := func(s status.Step) { errs = append(errs, done(s)) }
+	say(a.removeList(ctx))
+	say(step("the rules in the host's network namespace (table inet fairlead)", a.probes.Remove(ctx)))
+	say(a.removeRemnants(ctx))
+	say(a.removePlugin(ctx))
+	say(a.keepRunDir())
+	return errors.Join(errs...)
+}
+
+func step(what string, err error) status.Step {
+	if err != nil {
+		return status.Step{What: what, Outcome: status.Failed, Message: err.Error()}
+	}
+	return status.Step{What: what, Outcome: status.Removed}
+}
+
+const byHand = "the agent does not install it (no install: in its configuration): whoever has put it there takes it away"
+
+func (a *agent) removeList(ctx context.Context) status.Step {
+	if a.installer == nil {
+		return status.Step{What: "the plugin's entry in the runtime's configuration", Outcome: status.Kept, Message: byHand}
+	}
+	return step(filepath.Join(a.config.Install.CNIConfDir, install.ListName), a.installer.Remove(ctx))
+}
+
+// removeRemnants takes what is ours out of namespaces of which nobody knows whose they are.
+// Those of pods that are captured even so are as they were: they are said to be left.
+func (a *agent) removeRemnants(ctx context.Context) status.Step {
+	const what = "rules in pods that nobody knows"
+	if left := a.left(); left > 0 {
+		return status.Step{What: what, Outcome: status.Kept, Message: fmt.Sprintf("%d pods have not been released: what is redirected in them goes to the node proxy", left)}
+	}
+	swept, err := a.opener.Sweep(ctx)
+	s := step(what, err)
+	if err == nil && len(swept) > 0 {
+		s.Message = "found in " + strings.Join(swept, ", ") + ", and not drained"
+	}
+	return s
+}
+
+func (a *agent) left() (left int) {
+	for _, p := range a.reconciler.Report() {
+		if p.Left() {
+			left++
+		}
+	}
+	return left
+}
+
+// reloadPatience is how long the runtime may take to load its configuration without ours.
+// Nobody says when it has: one that has not, and executes what is not there, tries again.
+const reloadPatience = 2 * time.Second
+
+// removePlugin removes the plugin's binary where the runtime needs it no more. CRI-O deletes
+// a pod by the list that it was started with, and a pod whose DEL finds no binary hangs.
+func (a *agent) removePlugin(ctx context.Context) status.Step {
+	c := a.config.Install
+	if c == nil {
+		return status.Step{What: "the plugin's binary", Outcome: status.Kept, Message: byHand}
+	}
+	path := filepath.Join(c.CNIBinDir, install.PluginName)
+	s := status.Step{What: path, Outcome: status.Kept}
+	then := "when no pod is left that was started before now: rm " + path
+	switch runtime, err := runtimeOf("/proc"); {
+	case err != nil:
+		s.Message = fmt.Sprintf("which runtime this is cannot be told: %v; %s", err, then)
+	case runtime == crio:
+		s.Message = "CRI-O executes it when it deletes pods that were started with it; " + then
+	case runtime == "":
+		s.Message = "no container runtime is seen, and CRI-O would need it; " + then
+	default:
+		sleep(ctx, reloadPatience)
+		return step(path, removed(os.Remove(path)))
+	}
+	return s
+}
+
+func removed(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+const crio = "crio"
+
+// runtimeOf names the container runtime that runs; CRI-O if it is among several.
+func runtimeOf(proc string) (string, error) {
+	files, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "comm"))
+	if err != nil || len(files) == 0 {
+		return "", errors.Join(err, fmt.Errorf("no processes are seen in %s", proc))
+	}
+	found := ""
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		switch name := strings.TrimSpace(string(text)); name {
+		case crio:
+			return name, nil
+		case "containerd", "k3s-server", "k3s-agent", "cri-dockerd":
+			found = name
+		}
+	}
+	return found, nil
+}
+
+// keepRunDir says what becomes of the run directory, which the agent needs while it runs.
+func (a *agent) keepRunDir() status.Step {
+	return status.Step{What: a.config.RunDir, Outcome: status.Kept, Message: "when the agent ends it is emptied, but for what tells one that is started again that the node was uninstalled; it is gone with the next boot"}
+}
+
+// emptyRunDir is the agent's last act on a node that was uninstalled.
+func (a *agent) emptyRunDir() error {
+	if !a.drained.uninstalled() {
+		return nil
+	}
+	entries, err := os.ReadDir(a.config.RunDir)
+	for _, entry := range entries {
+		if path := a.config.File(entry.Name()); path != a.drained.path {
+			err = errors.Join(err, os.RemoveAll(path))
+		}
+	}
+	return removed(err)
+}
+
+// unlessUninstalled runs a part of the agent, unless the node was uninstalled: then what it had
+// put there is removed.
+func (a *agent) unlessUninstalled(ctx context.Context, run func(context.Context) error, remove func(context.Context) error) error {
+	if a.drained.uninstalled() {
+		select {
+		case <-a.judged:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	if !a.drained.uninstalled() {
+		return run(ctx)
+	}
+	if err := remove(ctx); err != nil {
+		a.logger.Warn("the node was uninstalled, and not all is gone: run fairlead uninstall again", "error", err)
+	}
+	<-ctx.Done()
+	return nil
+}

@@ -1,0 +1,55 @@
+package enroll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/fairlead-mesh/fairlead/iptables/nft"
+	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
+	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
+)
+
+// Sweep takes what is ours out of every sandbox of the node's runtime in which it still
+// stands: those of pods that nobody knows any more. It looks where the runtime says that it
+// has sandboxes, and not at all namespaces: there may be other nodes on the machine, with
+// agents of their own. It returns where that was. What is redirected there is not drained. It is called when the node's pods have been
+// released.
+func (o Opener) Sweep(ctx context.Context) (swept []string, err error) {
+	places, err := o.Finder.Attached(ctx)
+	errs := []error{err}
+	for _, place := range places {
+		stands, err := o.stands(ctx, place)
+		if err == nil && stands {
+			err = o.clear(ctx, place)
+			swept = append(swept, place.Path)
+		}
+		if err != nil && !place.Gone() {
+			errs = append(errs, fmt.Errorf("%s: %w", place.Path, err))
+		}
+	}
+	return swept, errors.Join(errs...)
+}
+
+// stands looks for our table alone: the rest may be istio-cni's as well.
+func (o Opener) stands(ctx context.Context, place sandbox.Place) (is bool, err error) {
+	handle, err := o.Finder.Open(place)
+	if err != nil {
+		return false, err
+	}
+	defer func(h *netns.Handle) { err = errors.Join(err, h.Close()) }(handle)
+	table, err := nft.Open(handle)
+	if err != nil {
+		return false, err
+	}
+	is, err = table.Stands(ctx)
+	return is, errors.Join(err, table.Close())
+}
+
+func (o Opener) clear(ctx context.Context, place sandbox.Place) error {
+	kernel, err := o.Open(place, func(string) {})
+	if err != nil {
+		return err
+	}
+	return errors.Join(kernel.Remove(ctx), kernel.Close())
+}
