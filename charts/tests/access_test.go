@@ -11,7 +11,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 )
 
-// All that the agent's service account may do.
+// All that the service accounts may do.
 func TestRoleIsTheLeast(t *testing.T) {
 	var got []string
 	for key, o := range (installation{}).objects(t) {
@@ -27,7 +27,11 @@ func TestRoleIsTheLeast(t *testing.T) {
 			`- apiGroups: - "" resources: - pods/status verbs: - patch ` +
 			"- apiGroups: - events.k8s.io resources: - events verbs: - create - patch",
 		"ClusterRoleBinding fairlead-fairlead-system: - kind: ServiceAccount name: fairlead namespace: fairlead-system",
+		// Of helm uninstall's Job, which waits for the nodes.
+		"Role fairlead-uninstall: - apiGroups: - apps resourceNames: - fairlead-uninstall resources: - daemonsets verbs: - get " +
+			`- apiGroups: - "" resources: - pods verbs: - list`,
 		"Role fairlead: - apiGroups: - apps resourceNames: - fairlead resources: - daemonsets verbs: - get",
+		"RoleBinding fairlead-uninstall: - kind: ServiceAccount name: fairlead-uninstall namespace: fairlead-system",
 		"RoleBinding fairlead: - kind: ServiceAccount name: fairlead namespace: fairlead-system",
 	}
 	squeeze := func(lines []string) []string {
@@ -86,7 +90,7 @@ func TestConstraintsAreTheContainers(t *testing.T) {
 	security := objects[daemonSet].at("spec", "template", "spec", "containers", 0, "securityContext").(map[string]any)
 	capabilities := security["capabilities"].(map[string]any)
 	got := []any{constraints["allowedCapabilities"], constraints["requiredDropCapabilities"], constraints["readOnlyRootFilesystem"], constraints["allowPrivilegedContainer"], constraints["users"]}
-	want := []any{capabilities["add"], capabilities["drop"], security["readOnlyRootFilesystem"], security["privileged"], []any{"system:serviceaccount:fairlead-system:fairlead"}}
+	want := []any{capabilities["add"], capabilities["drop"], security["readOnlyRootFilesystem"], security["privileged"], []any{"system:serviceaccount:fairlead-system:fairlead", "system:serviceaccount:fairlead-system:fairlead-uninstall"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-container +constraints):\n%s", diff)
 	}
@@ -118,7 +122,7 @@ func TestImages(t *testing.T) {
 	}
 	digest := "sha256:" + strings.Repeat("a", 64)
 	manifests, _ := installation{values: "{image: {digest: '" + digest + "'}}"}.rendered(t)
-	if strings.Count(manifests, "example.test/fairlead@"+digest) != 2 {
+	if strings.Count(manifests, "example.test/fairlead@"+digest) != 5 {
 		t.Errorf("not the image of that digest:\n%s", manifests)
 	}
 }

@@ -78,7 +78,11 @@ func (p *pods) Drain(_ context.Context, on bool) error {
 func (p *pods) Uninstall(_ context.Context, done func(status.Step) error) error {
 	return errors.Join(done(status.Step{What: "the list", Outcome: status.Removed}), p.ask("uninstall", agentapi.Attachment{}))
 }
-func (p *pods) Report() []status.Pod { return p.report }
+func (p *pods) Report() []status.Pod {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.report
+}
 
 // serve runs a server and returns a client of it, and what ends it.
 func serve(t *testing.T, p *pods, change ...func(*pluginserver.Config)) (agentapi.Client, func()) {

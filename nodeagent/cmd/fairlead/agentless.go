@@ -30,14 +30,14 @@ func withoutAgent(cmd *cobra.Command, c config.Config, timeout time.Duration, fo
 			return left{}, err
 		}
 	}
-	nobody, err := os.MkdirTemp("", "fairlead")
+	if err := openDrainFile(socket).set(true); err != nil {
+		return left{}, err
+	}
+	nobody, err := os.MkdirTemp(c.RunDir, "nobody")
 	if err != nil {
 		return left{}, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(nobody)) }()
-	if err := openDrainFile(socket).set(true); err != nil {
-		return left{}, err
-	}
 	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: max(c.LogLevel, slog.LevelWarn)}))
 	a, err := newAgent(c, nobody, logger)
 	if err != nil {

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -171,7 +175,7 @@ func (l left) something() bool {
 
 func uninstallCommand() *cobra.Command {
 	var flags leaveFlags
-	var configPath string
+	var configPath, copyTo string
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "uninstall",
@@ -200,10 +204,17 @@ goes, too.
 			if err != nil {
 				return explain(err, c.File("agent.sock"), flags.timeout)
 			}
-			return l.write(cmd, flags.output)
+			var copied bytes.Buffer
+			cmd.SetOut(io.MultiWriter(cmd.OutOrStdout(), &copied))
+			err = l.write(cmd, flags.output)
+			if copyTo != "" {
+				err = cmp.Or(os.WriteFile(copyTo, copied.Bytes(), 0o600), err)
+			}
+			return err
 		},
 	}
 	flags.add(cmd)
+	cmd.Flags().StringVar(&copyTo, "copy-to", "", "a file to write the report to as well, such as a container's termination log")
 	cmd.Flags().BoolVar(&force, "force", false, "take the rest away even if a pod cannot be released: it may have no network then")
 	cmd.Flags().StringVar(&configPath, "config", config.DefaultPath, "the agent's configuration file")
 	return cmd

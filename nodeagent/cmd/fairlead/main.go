@@ -49,7 +49,7 @@ func root() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	cmd.SetVersionTemplate("{{.Version}}\n")
-	cmd.AddCommand(agentCommand(), statusCommand(), drainCommand(), uninstallCommand(), &cobra.Command{
+	cmd.AddCommand(agentCommand(), statusCommand(), drainCommand(), uninstallCommand(), idleCommand(), awaitCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
