@@ -349,3 +349,21 @@ func FuzzAnnotations(f *testing.F) {
 		}
 	})
 }
+
+// A drained node changes what is done, and forgets nothing of what was decided.
+func TestOn(t *testing.T) {
+	captured := intent.Decision{Capture: true, Reason: intent.Selected, Message: "enablement selector 1 matches", Redirect: intent.Redirect{CaptureDNS: true}, Existing: intent.Keep}
+	drained := captured.On(true)
+	if drained.Capture || drained.Reason != intent.NodeDrained || !drained.Asked() || !drained.CaptureDNS {
+		t.Errorf("on a drained node: %+v", drained)
+	}
+	for name, d := range map[string]intent.Decision{"captured": captured, "drained": drained} {
+		if diff := cmp.Diff(captured, d.On(false)); diff != "" {
+			t.Errorf("%s, on another (-want +got):\n%s", name, diff)
+		}
+	}
+	other := intent.Decision{Reason: intent.NotLabelled}
+	if diff := cmp.Diff(other, other.On(true)); diff != "" || other.Asked() {
+		t.Errorf("of a pod that does not ask (-want +got):\n%s", diff)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -59,6 +60,7 @@ func TestReadsWhatLibcniWrites(t *testing.T) {
 			if got := outcome(found, missing, "u1"); got != "a by libcni cache c1/eth0 [10.0.0.1] checked:false 0" {
 				t.Error(got)
 			}
+			attached(t, n.finder, a.Path, b.Path)
 			if err := cni.DelNetworkList(t.Context(), list, conf); err != nil {
 				t.Fatal(err)
 			}
@@ -66,6 +68,26 @@ func TestReadsWhatLibcniWrites(t *testing.T) {
 			if len(found) != 0 || missing["u1"] == nil {
 				t.Errorf("after DEL: %v, %v", found, missing)
 			}
+			attached(t, n.finder, b.Path)
 		})
+	}
+}
+
+// attached fails the test unless these are all the sandboxes' namespaces. A result of
+// version 0.4.0 names one that is none.
+func attached(t *testing.T, f *sandbox.Finder, want ...string) {
+	t.Helper()
+	places, err := f.Attached(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, p := range places {
+		got = append(got, p.Path)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("attached are %q, want %q", got, want)
 	}
 }
