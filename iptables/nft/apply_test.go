@@ -93,6 +93,7 @@ func TestRemove(t *testing.T) {
 	netlab.MustRun(t, n, "nft", "add table inet other")
 	for range 2 {
 		apply(t, table, ordinary(t))
+		stands(t, table, true)
 		for range 2 { // the second time there is nothing
 			if err := table.Remove(context.Background()); err != nil {
 				t.Fatal(err)
@@ -100,7 +101,15 @@ func TestRemove(t *testing.T) {
 			if got := netlab.NftList(t, n); got != "table inet other {\n}\n" {
 				t.Errorf("got\n%s", got)
 			}
+			stands(t, table, false)
 		}
+	}
+}
+
+func stands(t *testing.T, table *Table, want bool) {
+	t.Helper()
+	if got, err := table.Stands(t.Context()); got != want || err != nil {
+		t.Errorf("the table stands: %t, %v", got, err)
 	}
 }
 

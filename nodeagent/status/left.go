@@ -7,10 +7,12 @@ import (
 	"text/tabwriter"
 )
 
+// shown is what the annotation says of a captured pod.
+const shown = "enabled"
+
 // Left says whether something of ours is in the pod, or may be, or the API still shows
 // peers that its traffic goes through the proxy. It is asked of pods on a drained node.
 func (p Pod) Left() bool {
-	const shown = "enabled" // of the annotation
 	switch {
 	case p.Annotation == shown, p.Reason == Draining, p.Reason == Withdrawing:
 		return true
@@ -82,6 +84,10 @@ func WriteReleased(w io.Writer, pods []Pod) error {
 		_, err = fmt.Fprintf(w, "\n%d released, %d left\n", len(pods)-len(left), len(left))
 	}
 	for _, p := range left {
+		if p.Annotation == shown && p.State == NotCaptured && p.Rules.State == "none" {
+			p.Message = "nothing of ours is in it, but the Kubernetes API still shows that it is captured, so that proxies elsewhere may speak to one here"
+			p.Remedy = "see what fairlead status says of the API; the annotation goes by itself once it can be written"
+		}
 		if err == nil {
 			_, err = fmt.Fprintf(w, "\n%s %s (%s)%s\n", who([]Pod{p}), p.State, printable(string(p.Reason)), p.notes())
 		}

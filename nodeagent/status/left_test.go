@@ -39,6 +39,7 @@ func TestWriteReleased(t *testing.T) {
 	pods := []Pod{
 		{Namespace: "shop", Name: "web", State: NotCaptured, Reason: NodeDrained, Rules: Rules{State: "none"}, Remedy: "go on"},
 		{Namespace: "shop", Name: "db", State: Pending, Reason: KernelRefused, Rules: Rules{State: "marks"}, Message: "EPERM", Remedy: "look at the error"},
+		{Namespace: "shop", Name: "api", State: NotCaptured, Reason: NodeDrained, Rules: Rules{State: "none"}, Annotation: "enabled", Remedy: "go on"},
 	}
 	var out strings.Builder
 	if err := WriteReleased(&out, pods); err != nil {
@@ -53,12 +54,17 @@ func TestWriteReleased(t *testing.T) {
 	want := `NAMESPACE  POD  RELEASED  STATE        REASON
 shop       web  yes       NotCaptured  NodeDrained
 shop       db   no        Pending      KernelRefused
+shop       api  no        NotCaptured  NodeDrained
 
-1 released, 1 left
+1 released, 2 left
 
 shop/db is Pending (KernelRefused)
   EPERM
   remedy: look at the error
+
+shop/api is NotCaptured (NodeDrained)
+  nothing of ours is in it, but the Kubernetes API still shows that it is captured, so that proxies elsewhere may speak to one here
+  remedy: see what fairlead status says of the API; the annotation goes by itself once it can be written
 there is no pod to be released
 removed  /run/x
 kept     /opt/y  rm /opt/y
