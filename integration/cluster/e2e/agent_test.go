@@ -58,15 +58,7 @@ func release(t *testing.T, c *cluster.Cluster, verb, chart string, values ...str
 
 func releaseArgs(t *testing.T, verb, chart string, values ...string) []string {
 	t.Helper()
-	file, err := os.Open(archive(chart))
-	if err != nil {
-		t.Fatalf("%v; remedy: make image", err)
-	}
-	defer file.Close()
-	name, err := image.Name(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	name := imageName(t, chart)
 	colon := strings.LastIndex(name, ":")
 	args := []string{
 		verb, chart, filepath.Join(chartsDir, chart), "--namespace", system, "--wait", "--timeout", patience.String(),
@@ -76,6 +68,21 @@ func releaseArgs(t *testing.T, verb, chart string, values ...string) []string {
 		args = append(args, "--set", value)
 	}
 	return args
+}
+
+// imageName is the name of one of our images.
+func imageName(t *testing.T, name string) string {
+	t.Helper()
+	file, err := os.Open(archive(name))
+	if err != nil {
+		t.Fatalf("%v; remedy: make image", err)
+	}
+	defer file.Close()
+	full, err := image.Name(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return full
 }
 
 // helm runs Helm.

@@ -188,7 +188,8 @@ func (w world) observed() string {
 			}
 		}
 		condition := p.condition("fairlead.io/Captured")
-		if condition == "no" || condition == "False ("+agent.Reason+")" {
+		// Its reason alone is written once a minute only.
+		if condition == "no" || strings.HasPrefix(condition, "False ") {
 			condition = "not True"
 		}
 		kernel := absent

@@ -38,7 +38,8 @@ func TestAgentWithoutTheAPI(t *testing.T) {
 				return want + "\n" + out, err
 			}
 		}
-		t.Log(out[strings.Index(out, "Events:"):])
+		_, events, _ := strings.Cut(out, "Events:")
+		t.Log(events)
 		return "", err
 	})
 	release(t, c, "upgrade", "fairlead")

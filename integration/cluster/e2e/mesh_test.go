@@ -27,6 +27,7 @@ func TestMesh(t *testing.T) {
 		{"a readiness gate", readinessGate},
 		{"a static pod", staticPod},
 		{"pods of the same name, one after the other", sameName},
+		{"labels come and go", labelsComeAndGo},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.run(t, c); agree(t, c) }) {
 			t.Log(trouble(t, c))
@@ -140,5 +141,25 @@ func helmTests(t *testing.T, c *cluster.Cluster) {
 		if !strings.Contains(out, want) {
 			t.Errorf("it does not say %q:\n%s", want, out)
 		}
+	}
+}
+
+func labelsComeAndGo(t *testing.T, c *cluster.Cluster) {
+	const label = "istio.io/dataplane-mode"
+	before := tasks(t, c.Nodes[0])
+	for _, args := range [][]string{
+		{"pod", "labelled", label + "-"},
+		{"pod", "labelled", "plain", label + "=ambient"},
+		{"pod", "labelled", label + "=none", "--overwrite"},
+		{"namespace", "mesh", label + "-"},
+		{"namespace", "mesh", label + "=ambient"},
+		{"pod", "plain", label + "-"},
+		{"pod", "labelled", label + "=ambient", "--overwrite"},
+	} {
+		kubectl(t, c, append([]string{"label"}, args...)...)
+		agree(t, c)
+	}
+	if gone := ended(t, c.Nodes[0], before); len(gone) != 0 {
+		t.Errorf("containers have ended: %q", gone)
 	}
 }
