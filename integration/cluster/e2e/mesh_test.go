@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +29,10 @@ func TestMesh(t *testing.T) {
 		{"a static pod", staticPod},
 		{"pods of the same name, one after the other", sameName},
 		{"labels come and go", labelsComeAndGo},
+		{"thirty pods come and go", manyPods},
+		{"an upgrade", upgrade},
+		{"no agent", noAgent},
+		{"no proxy", noProxy},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.run(t, c); agree(t, c) }) {
 			t.Log(trouble(t, c))
@@ -161,5 +166,47 @@ func labelsComeAndGo(t *testing.T, c *cluster.Cluster) {
 	}
 	if gone := ended(t, c.Nodes[0], before); len(gone) != 0 {
 		t.Errorf("containers have ended: %q", gone)
+	}
+}
+
+const manyManifest = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: many, namespace: mesh}
+spec:
+  replicas: 0
+  selector: {matchLabels: {app: many}}
+  template:
+    metadata: {labels: {app: many}}
+    spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
+`
+
+func manyPods(t *testing.T, c *cluster.Cluster) {
+	applyPods(t, c, manyManifest)
+	for range 2 {
+		for _, replicas := range []int{30, 0} {
+			kubectl(t, c, "scale", "deployment/many", "-n", "mesh", fmt.Sprintf("--replicas=%d", replicas))
+			eventually(t, "its pods", strings.Repeat("true ", replicas), func() (string, error) {
+				return c.Kubectl(t.Context(), "get", "pods", "-n", "mesh", "-l", "app=many", "-o",
+					`jsonpath={range .items[*]}{.status.containerStatuses[0].ready} {end}`)
+			})
+			agree(t, c)
+		}
+	}
+}
+
+func upgrade(t *testing.T, c *cluster.Cluster) {
+	agent := func() string {
+		return kubectl(t, c, "get", "pods", "-n", system, "-l", "app.kubernetes.io/name=fairlead", "-o", "jsonpath={.items[*].metadata.uid}")
+	}
+	earlier := agent()
+	before := tasks(t, c.Nodes[0])
+	release(t, c, "upgrade", "fairlead", "logging.level=debug")
+	if now := agent(); now == earlier || strings.Contains(now, " ") {
+		t.Errorf("the agents are %q after the upgrade, and were %q", now, earlier)
+	}
+	agree(t, c)
+	if gone := ended(t, c.Nodes[0], before); len(gone) != 2 {
+		t.Errorf("containers have ended: %q, want only the agent's and its sandbox", gone)
 	}
 }
