@@ -44,10 +44,10 @@ func TestLeaving(t *testing.T) {
 		if shown := p.Metadata.Annotations["ambient.istio.io/redirection"]; shown != "" {
 			t.Errorf("pod %s is still shown as %s", p, shown)
 		}
-		if strings.HasPrefix(p.Metadata.Name, "fairlead") {
-			t.Errorf("pod %s is still there", p)
-		}
 	}
+	eventually(t, "pods of ours", "", func() (string, error) {
+		return c.Kubectl(t.Context(), "-n", system, "get", "pods", "-l", "app.kubernetes.io/name=fairlead", "-o", "name")
+	})
 	kernel, err := askKernel(t, node)
 	if err != nil {
 		t.Fatal(err)
