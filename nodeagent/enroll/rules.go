@@ -93,7 +93,7 @@ func (p *pod) uphold(ctx context.Context) error {
 		return errors.Join(applied, err)
 	}
 	p.repairs = append(p.repairs, time.Now())
-	if strings.HasPrefix(drift, route.LoopbackDown) {
+	if strings.HasPrefix(drift, route.LoopbackDown) && p.unsaid == "" {
 		// When a pod ends the runtime takes its networks down, lo first, and has us told last:
 		// nobody is to be blamed. But what still runs while the pod ends needs it.
 		p.unsaid, p.unsaidAt = drift, time.Now()

@@ -192,8 +192,8 @@ func (e *Exemption) copied() Status {
 	return s
 }
 
-// Exempt is Set for a pod that is known by its network namespace. Addresses that are only
-// good on a link, to which no kubelet connects, are left out.
+// Exempt is Set for a pod that is known by its network namespace. Addresses to which no
+// kubelet connects, as those that are only good on a link, are left out.
 func (e *Exemption) Exempt(ctx context.Context, uid string, pod *netns.Handle, addrs []netip.Addr) error {
 	if e.config.Probes != SNAT {
 		return nil
@@ -202,7 +202,7 @@ func (e *Exemption) Exempt(ctx context.Context, uid string, pod *netns.Handle, a
 	if err != nil {
 		return err
 	}
-	addrs = slices.DeleteFunc(slices.Clone(addrs), netip.Addr.IsLinkLocalUnicast)
+	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return !a.Unmap().IsGlobalUnicast() })
 	return e.Set(ctx, uid, Pod{Addrs: addrs, Links: links})
 }
 

@@ -92,12 +92,18 @@ func condition(is corev1.ConditionStatus, p status.Pod) corev1.PodCondition {
 // rest is how long after the last write what stands may be replaced by r.
 func (r report) rest(stands report) time.Duration {
 	switch {
-	case !r.saysTheSame(stands):
+	case !r.saysTheSame(stands), passing(stands.condition.Reason):
 		return 0
 	case r.condition.Reason != stands.condition.Reason:
 		return newReason
 	}
 	return newMessage
+}
+
+// passing says that a reason is one of a pod on its way out of the mesh: what it comes to is
+// worth a write.
+func passing(reason string) bool {
+	return reason == string(status.Draining) || reason == string(status.Withdrawing)
 }
 
 // saysTheSame compares all but the reason and the message.

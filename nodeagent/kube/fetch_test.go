@@ -212,7 +212,7 @@ func TestExpectForgetsWhatComesTooLate(t *testing.T) {
 		c.pass(5*time.Second*9/10 - time.Millisecond)
 		c.source.mu.Lock()
 		<-time.After(time.Millisecond) // the bubble's clock
-		for range 10000 { // until the answer waits for the lock, which stop takes before it
+		for range 10000 {              // until the answer waits for the lock, which stop takes before it
 			runtime.Gosched()
 		}
 		c.source.mu.Unlock()

@@ -281,6 +281,17 @@ func TestStaticPodIsWritten(t *testing.T) {
 	}, func(p *corev1.Pod) { p.Annotations = map[string]string{intent.AnnotationConfigHash: "h1"} })
 }
 
+// What a release has come to is shown at once, though it is only another reason.
+func TestTheEndOfAReleaseIsShown(t *testing.T) {
+	inNode(t, func(n *node) {
+		n.is("web", status.Captured, status.OK)
+		n.is("web", status.NotCaptured, status.Draining)
+		n.wantShown("web", `"" False Draining`)
+		n.is("web", status.NotCaptured, "NotLabelled")
+		n.wantShown("web", `"" False NotLabelled`)
+	})
+}
+
 // A pod that starts is written of when the answer to its ADD has had its time.
 func TestAnADDIsNotOvertaken(t *testing.T) {
 	inNode(t, func(n *node) {

@@ -53,7 +53,7 @@ var remedies = map[Reason]string{
 	RulesFought:          "end what changes the rules in the pod (what is named may be short-lived: look for what starts it), or take NET_ADMIN from it",
 	OwnNetworkStack:      "run the pod under another runtime class, or take it out of the mesh (label istio.io/dataplane-mode: none)",
 	NodeDrained:          "go on with fairlead uninstall on this node, or end it with fairlead drain --undo; or take the pod out of the mesh (label istio.io/dataplane-mode: none)",
-	KernelRefused:        "look at the error; a missing kernel feature is named there; it is tried again by itself",
+	KernelRefused:        "look at the error; a missing kernel feature is named there; if the operation is not permitted, the agent lacks a capability; it is tried again by itself",
 }
 
 // Remedy says what a person can do about it; empty if there is nothing to do.

@@ -47,7 +47,7 @@ are the verbs drain and uninstall.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
-				return errors.New("the agent has to run as root (with the capabilities NET_ADMIN, SYS_ADMIN and SYS_PTRACE)")
+				return errors.New("the agent has to run as root (with the capabilities NET_ADMIN, SYS_ADMIN, SYS_PTRACE and DAC_READ_SEARCH)")
 			}
 			c, err := loadConfig(configPath, cmd.Flags().Changed("config"))
 			if err != nil {

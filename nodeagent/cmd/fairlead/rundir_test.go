@@ -130,11 +130,11 @@ func TestAnotherAgentTakesTheNode(t *testing.T) {
 	if err := <-done; !errors.Is(err, agentapi.ErrTaken) || !strings.Contains(err.Error(), "this agent's lock was removed") {
 		t.Errorf("it ended with %v", err)
 	}
-	if !other.listener.InPlace() {
-		t.Error("the socket is not the other's any more")
-	}
-	if err := other.keep(); err != nil {
+	if err := other.keep(); err != nil { // the agent may have put its own socket there a last time
 		t.Errorf("the other: %v", err)
+	}
+	if !other.listener.InPlace() {
+		t.Error("the socket is not the other's")
 	}
 }
 
