@@ -43,7 +43,6 @@ type Writer struct {
 // A fact is what is known of one pod, beside its object.
 type fact struct {
 	pod        status.Pod
-	heard      time.Time // when it was heard of first
 	since      time.Time // when it should have been captured and was not, without a break
 	unserved   time.Time // when no proxy listened in it, without a break
 	wrote      time.Time
@@ -82,7 +81,7 @@ const (
 	// firstRetry and mostRetry are the pauses after a write that failed.
 	firstRetry = 500 * time.Millisecond
 	mostRetry  = time.Minute
-	// startDelay is how long nothing is written of a pod that starts and was just heard of:
+	// startDelay is how long nothing is written of what has just become of a pod that starts:
 	// the answer to its ADD is on its way, and is not to be overtaken by a request.
 	startDelay = 250 * time.Millisecond
 	// writeTimeout bounds one request.
@@ -151,7 +150,7 @@ func (w *Writer) take(p status.Pod) (news bool) {
 	defer w.mu.Unlock()
 	f := w.facts[p.UID]
 	if f == nil {
-		f = &fact{repaired: p.Rules.Repaired, heard: time.Now()}
+		f = &fact{repaired: p.Rules.Repaired}
 		w.facts[p.UID] = f
 	}
 	was := f.pod
@@ -209,8 +208,8 @@ func (w *Writer) turn(ctx context.Context, uid string) {
 	switch {
 	case want.same(p.stands):
 		w.settle(uid, "", nil)
-	case p.Phase == string(corev1.PodPending) && time.Since(now.heard) < startDelay:
-		again = sooner(again, startDelay-time.Since(now.heard))
+	case p.Phase == string(corev1.PodPending) && time.Since(now.pod.Since) < startDelay:
+		again = sooner(again, startDelay-time.Since(now.pod.Since))
 	case now.refused == p.version:
 	case time.Now().Before(now.retryAt):
 		again = sooner(again, time.Until(now.retryAt))
