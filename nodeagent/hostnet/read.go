@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
@@ -69,9 +70,17 @@ func bigEndian(value []byte) uint32 {
 // mostReads is how often reading is begun again because others change their tables.
 const mostReads = 10
 
-// read reads the table between two looks at the ruleset's number.
+// read reads the table between two looks at the ruleset's number, and again a little
+// later, and later, if that has changed.
 func read(ctx context.Context, conn *nlconn.Conn) (table, uint32, error) {
-	for range mostReads {
+	for try := range mostReads {
+		if try > 0 {
+			select {
+			case <-ctx.Done():
+				return table{}, 0, ctx.Err()
+			case <-time.After(min(time.Millisecond<<try, 50*time.Millisecond)):
+			}
+		}
 		before, err := generation(ctx, conn)
 		if err != nil {
 			return table{}, 0, err

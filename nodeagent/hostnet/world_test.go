@@ -340,12 +340,15 @@ func remove(t testing.TB, e *Exemption, uid string) {
 	}
 }
 
-// members are the addresses and guards in the kernel, as lines.
+// members are the addresses and guards in the kernel between two changes by e, as lines.
 func members(t testing.TB, e *Exemption) string {
 	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	got, _, err := read(t.Context(), e.conn)
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return err.Error()
 	}
 	return strings.Join(got.members(), "\n")
 }
