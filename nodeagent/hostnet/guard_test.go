@@ -169,6 +169,9 @@ func TestRefusedGuards(t *testing.T) {
 		"address fd00::3 of pod db", "guard at veth1 of pod db"); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
+	if err := e.failed(step, unix.ENOMEM); err == nil || errors.Is(err, errStale) || e.Status().Unguarded != "" {
+		t.Errorf("what passes: %v, unguarded: %q", err, e.Status().Unguarded)
+	}
 	if err := e.failed(step, unix.EOPNOTSUPP); !errors.Is(err, errStale) {
 		t.Errorf("no interface can have one: %v", err)
 	}

@@ -188,7 +188,7 @@ func (e *Exemption) run(ctx context.Context, steps []step) error {
 func (e *Exemption) failed(failed step, err error) error {
 	gone := errors.Is(err, unix.ENOENT)
 	switch {
-	case failed.guard != "" && !gone && !errors.Is(err, unix.EPERM):
+	case failed.guard != "" && errors.Is(err, unix.EOPNOTSUPP):
 		e.status.Unguarded = fmt.Sprintf("%s: %v (Linux 5.10 has ingress chains of family inet)", failed.what, err)
 		return errStale
 	case failed.guard != "" && gone:

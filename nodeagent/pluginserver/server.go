@@ -149,11 +149,13 @@ func (s *Server) serve(ctx context.Context, c client, room *room) {
 		s.del(ctx, c, *request.Del)
 	case request.Add != nil:
 		s.add(ctx, c, *request.Add)
-	case request.GC != nil:
-		_ = s.answer(c, s.config.Pods.GC(ctx, request.GC.Valid))
 	default:
 		work, stop := agentapi.WithPeer(ctx, c.UnixConn)
-		err := s.config.Pods.Check(work, *request.Check)
+		if request.GC != nil {
+			err = s.config.Pods.GC(work, request.GC.Valid)
+		} else {
+			err = s.config.Pods.Check(work, *request.Check)
+		}
 		stop()
 		_ = s.answer(c, err)
 	}
