@@ -96,7 +96,7 @@ func (b *bencher) addOne(ctx context.Context) (measures []figures.Measure, err e
 		{n.bridge() + ", " + n.ours(), false},
 		{n.bridge(), true},
 	}
-	plugin, chain := make([]sample, len(kinds)), make([]sample, len(kinds))
+	plugin, chain := make([]figures.Sample, len(kinds)), make([]figures.Sample, len(kinds))
 	for try := range b.Sizes.Warm + b.Sizes.Reps {
 		for i, kind := range kinds { // in turn, so that each has the same machine
 			own, whole, err := n.once(ctx, fmt.Sprintf("%d-%d", i, try), kind.plugins, kind.asPod)
@@ -110,12 +110,12 @@ func (b *bencher) addOne(ctx context.Context) (measures []figures.Measure, err e
 	}
 	return []figures.Measure{
 		{
-			What: "CNI ADD, exec of fairlead-cni to its exit, one at a time, p50", Value: plugin[0].median(), Unit: "ms", Budget: figures.AtMost(10),
-			Others: []figures.Other{{Name: "a bare plugin", Value: plugin[1].median()}}, Note: bare,
+			What: "CNI ADD, exec of fairlead-cni to its exit, one at a time, p50", Value: plugin[0].Median(), Unit: "ms", Budget: figures.AtMost(10),
+			Others: []figures.Other{{Name: "a bare plugin", Value: plugin[1].Median()}}, Note: bare,
 		},
 		{
-			What: "CNI ADD, whole chain (bridge, host-local, fairlead-cni), p50", Value: chain[0].median(), Unit: "ms",
-			Others: []figures.Other{{Name: "the chain without us", Value: chain[2].median()}},
+			What: "CNI ADD, whole chain (bridge, host-local, fairlead-cni), p50", Value: chain[0].Median(), Unit: "ms",
+			Others: []figures.Other{{Name: "the chain without us", Value: chain[2].Median()}},
 		},
 	}, nil
 }
@@ -154,7 +154,7 @@ func (b *bencher) addParallel(ctx context.Context) (measures []figures.Measure, 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
-	took := map[bool]sample{}
+	took := map[bool]figures.Sample{}
 	var spent spending
 	for round := range 1 + b.Sizes.Rounds {
 		for _, asPod := range []bool{true, false} {
@@ -174,12 +174,12 @@ func (b *bencher) addParallel(ctx context.Context) (measures []figures.Measure, 
 	at := fmt.Sprintf("CNI ADD, the same, %d at once, ", b.Sizes.Parallel)
 	return []figures.Measure{
 		{
-			What: at + "p99", Value: ms(ours.percentile(99)), Unit: "ms", Budget: figures.AtMost(150),
-			Others: []figures.Other{{Name: "as many bare plugins", Value: ms(others.percentile(99))}}, Note: bare,
+			What: at + "p99", Value: figures.Ms(ours.Percentile(99)), Unit: "ms", Budget: figures.AtMost(150),
+			Others: []figures.Other{{Name: "as many bare plugins", Value: figures.Ms(others.Percentile(99))}}, Note: bare,
 		},
 		{
-			What: at + "p50", Value: ours.median(), Unit: "ms",
-			Others: []figures.Other{{Name: "as many bare plugins", Value: others.median()}}, Note: bare,
+			What: at + "p50", Value: ours.Median(), Unit: "ms",
+			Others: []figures.Other{{Name: "as many bare plugins", Value: others.Median()}}, Note: bare,
 		},
 		spent.measure(len(ours)),
 	}, nil
@@ -204,7 +204,7 @@ func (s spending) plus(o spending) spending {
 func (s spending) minus(o spending) spending { return s.plus(spending{-o.plugin, -o.agent, -o.proxy}) }
 
 func (s spending) measure(adds int) figures.Measure {
-	each := func(d time.Duration) float64 { return ms(d) / float64(adds) }
+	each := func(d time.Duration) float64 { return figures.Ms(d) / float64(adds) }
 	return figures.Measure{
 		What: "CPU time of one such ADD", Value: each(s.plugin + s.agent + s.proxy), Unit: "ms",
 		Note: fmt.Sprintf("plugin %.2f ms, agent %.2f ms, reference proxy %.2f ms", each(s.plugin), each(s.agent), each(s.proxy)),
@@ -212,7 +212,7 @@ func (s spending) measure(adds int) figures.Measure {
 }
 
 // atOnce starts pods, whose networks are there already, all at the same moment.
-func (n *node) atOnce(ctx context.Context, count int, sandbox string, asPod bool) (sample, spending, error) {
+func (n *node) atOnce(ctx context.Context, count int, sandbox string, asPod bool) (figures.Sample, spending, error) {
 	start := make(chan struct{})
 	runs, errs := make([]*cni, count), make([]error, count)
 	pods := make([]*pod, count)
@@ -236,7 +236,7 @@ func (n *node) atOnce(ctx context.Context, count int, sandbox string, asPod bool
 	close(start)
 	group.Wait()
 	after, afterErr := n.spent()
-	var s sample
+	var s figures.Sample
 	err = errors.Join(errors.Join(errs...), err, afterErr)
 	for i, c := range runs {
 		s = append(s, c.took["fairlead-cni"])

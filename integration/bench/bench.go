@@ -180,8 +180,8 @@ func loadAverage() float64 {
 
 // repeat does work warm times for nothing and then n times, and returns how long it
 // says that each took. It stops when ctx ends.
-func repeat(ctx context.Context, warm, n int, work func() (time.Duration, error)) (sample, error) {
-	var s sample
+func repeat(ctx context.Context, warm, n int, work func() (time.Duration, error)) (figures.Sample, error) {
+	var s figures.Sample
 	for i := range warm + n {
 		if err := ctx.Err(); err != nil {
 			return nil, err

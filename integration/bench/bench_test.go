@@ -169,7 +169,7 @@ func TestRepeatLeavesTheWarmUpOut(t *testing.T) {
 		took++
 		return took, nil
 	})
-	if err != nil || !slices.Equal(s, sample{4, 5}) {
+	if err != nil || !slices.Equal(s, figures.Sample{4, 5}) {
 		t.Errorf("got %v, %v", s, err)
 	}
 	broken := errors.New("broken")

@@ -52,7 +52,7 @@ func (b *bencher) idle(ctx context.Context) ([]figures.Measure, error) {
 	if err != nil {
 		return nil, err
 	}
-	memory, err := residentMemory(n.agent)
+	memory, err := figures.Memory(n.agent.PID(), "VmRSS")
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (b *bencher) repair(ctx context.Context) ([]figures.Measure, error) {
 	if err != nil {
 		return nil, err
 	}
-	var took sample
+	var took figures.Sample
 	for began := time.Now(); len(took) < b.Sizes.Reps && time.Since(began) < enough; {
 		one, err := repaired(ctx, n.pods[len(took)%len(n.pods)])
 		if err != nil {
@@ -104,8 +104,8 @@ func (b *bencher) repair(ctx context.Context) ([]figures.Measure, error) {
 		took = append(took, one)
 	}
 	return []figures.Measure{{
-		What: "repair after `nft flush ruleset` in a pod, from nft's exit, p50", Value: took.median(), Unit: "ms", Budget: figures.AtMost(10),
-		Note: fmt.Sprintf("%d flushed, the longest took %s", len(took), took.percentile(100).Round(time.Millisecond)),
+		What: "repair after `nft flush ruleset` in a pod, from nft's exit, p50", Value: took.Median(), Unit: "ms", Budget: figures.AtMost(10),
+		Note: fmt.Sprintf("%d flushed, the longest took %s", len(took), took.Percentile(100).Round(time.Millisecond)),
 	}}, nil
 }
 
@@ -140,7 +140,7 @@ func (b *bencher) agentStart(ctx context.Context) ([]figures.Measure, error) {
 	})
 	return []figures.Measure{{
 		What:  fmt.Sprintf("agent start to snapshot sent, %d pods adopted, p50", len(n.pods)),
-		Value: took.median(), Unit: "ms", Budget: figures.AtMost(1000),
+		Value: took.Median(), Unit: "ms", Budget: figures.AtMost(1000),
 		Note: "killed with SIGKILL before; from its exec to the SnapshotSent that a second proxy receives, which acks at once, after an Add for each pod",
 	}}, err
 }
@@ -223,11 +223,11 @@ func (b *bencher) sweepOf(ctx context.Context, n *node, every time.Duration) ([]
 	if err != nil {
 		return nil, err
 	}
-	cpu := share * ms(every)
+	cpu := share * figures.Ms(every)
 	count := len(n.pods)
 	wall := figures.Measure{
 		What: fmt.Sprintf("sweep of %d pods, both cores", count), Value: cpu / 2, Unit: "ms",
-		Others: []figures.Other{{Name: "numbers and paths alone, in this process", Value: ms(inProcess)}},
+		Others: []figures.Other{{Name: "numbers and paths alone, in this process", Value: figures.Ms(inProcess)}},
 		Note: fmt.Sprintf("half of the CPU time that the agent took per sweep over %s, one sweep a second; it spreads the turns, so that there is no wall time to be read",
 			b.Sizes.Window),
 	}
@@ -238,7 +238,7 @@ func (b *bencher) sweepOf(ctx context.Context, n *node, every time.Duration) ([]
 	measures := []figures.Measure{wall, {What: "sweep: CPU time per pod" + of, Value: cpu / float64(count) * 1000, Unit: "µs"}}
 	if count == b.Sizes.More {
 		files, filesErr := openFiles(n.agent)
-		memory, memoryErr := residentMemory(n.agent)
+		memory, memoryErr := figures.Memory(n.agent.PID(), "VmRSS")
 		if err := errors.Join(filesErr, memoryErr); err != nil {
 			return measures, err
 		}
@@ -276,5 +276,5 @@ func (b *bencher) lookAround(ctx context.Context, n *node) (time.Duration, error
 			return errors.Join(errs...)
 		})
 	})
-	return s.percentile(50), err
+	return s.Percentile(50), err
 }

@@ -67,22 +67,22 @@ func (b *bencher) hostile(ctx context.Context) (measures []figures.Measure, err 
 func compareOthers(alone, busy, hostile others, window attack) []figures.Measure {
 	note := fmt.Sprintf("the hostile pod has %d rules of its own and %d sockets, and in two loops flushes our nat-output chain, after it has added a rule there, and takes our ip rule away: %.0f transactions of nftables a second in this run",
 		hostileRules, 2*hostileConnections, window.rate)
-	than := func(pick func(others) sample) []figures.Other {
+	than := func(pick func(others) figures.Sample) []figures.Other {
 		return []figures.Other{
-			{Name: "without its loops", Value: pick(alone).median()},
-			{Name: "with loops that only take as many CPUs", Value: pick(busy).median()},
+			{Name: "without its loops", Value: pick(alone).Median()},
+			{Name: "with loops that only take as many CPUs", Value: pick(busy).Median()},
 		}
 	}
-	starts, repairs := func(o others) sample { return o.starts }, func(o others) sample { return o.repairs }
+	starts, repairs := func(o others) figures.Sample { return o.starts }, func(o others) figures.Sample { return o.repairs }
 	return []figures.Measure{
-		{What: "CNI ADD beside a hostile pod, exec of fairlead-cni to its exit, p50", Value: hostile.starts.median(), Unit: "ms", Others: than(starts), Note: note},
-		{What: "repair of another pod's rules beside it, from nft's exit, p50", Value: hostile.repairs.median(), Unit: "ms", Others: than(repairs), Note: note},
+		{What: "CNI ADD beside a hostile pod, exec of fairlead-cni to its exit, p50", Value: hostile.starts.Median(), Unit: "ms", Others: than(starts), Note: note},
+		{What: "repair of another pod's rules beside it, from nft's exit, p50", Value: hostile.repairs.Median(), Unit: "ms", Others: than(repairs), Note: note},
 		{What: "the agent's CPU beside it", Value: window.share * 100, Unit: "% of a core", Note: note},
 	}
 }
 
 // others is how long things took that concern the node's other pods.
-type others struct{ starts, repairs sample }
+type others struct{ starts, repairs figures.Sample }
 
 // others starts a pod again and again, and flushes the rules of all but the last one,
 // once each: with a pod whose rules are changed again and again the agent takes its

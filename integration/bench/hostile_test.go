@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
@@ -33,7 +34,7 @@ func TestBeside(t *testing.T) {
 	r := redirected(t, n)
 	netlab.MustRun(t, n, "nft", "add table inet hostile; add chain inet hostile loop")
 	for i, l := range attacks {
-		want := others{starts: sample{time.Duration(i)}}
+		want := others{starts: figures.Sample{time.Duration(i)}}
 		got, err := beside(t.Context(), n, attacks[i:i+1], func(context.Context) (others, error) {
 			netlab.Eventually(t, func() error {
 				if err := r.check(t.Context()); err == nil {

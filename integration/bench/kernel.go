@@ -115,7 +115,7 @@ func (b *bencher) apply(ctx context.Context) ([]figures.Measure, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := figures.Measure{What: "in-pod apply, fresh namespace, both families, DNS on, p50", Value: ours.median(), Unit: "ms", Budget: figures.AtMost(2)}
+	m := figures.Measure{What: "in-pod apply, fresh namespace, both families, DNS on, p50", Value: ours.Median(), Unit: "ms", Budget: figures.AtMost(2)}
 	for _, x := range flavours() {
 		theirs, err := repeat(ctx, 2, max(b.Sizes.Reps/3, 1), func() (took time.Duration, err error) {
 			err = inNamespace("restore", func(n *netlab.NS) (err error) {
@@ -127,7 +127,7 @@ func (b *bencher) apply(ctx context.Context) ([]figures.Measure, error) {
 		if err != nil {
 			return []figures.Measure{m}, err
 		}
-		m.Others = append(m.Others, figures.Other{Name: x.name + ", 4 execs", Value: theirs.median()})
+		m.Others = append(m.Others, figures.Other{Name: x.name + ", 4 execs", Value: theirs.Median()})
 	}
 	m.Note = "4 execs: a save and a restore of each family with the same rules, as istio-cni does in a fresh pod"
 	return []figures.Measure{m}, nil
@@ -150,7 +150,7 @@ func (b *bencher) verify(ctx context.Context) ([]figures.Measure, error) {
 		readings, err := repeat(ctx, b.Sizes.Warm, 4*b.Sizes.Reps, func() (time.Duration, error) {
 			return timed(func() error { return r.check(ctx) })
 		})
-		number.Value, reading.Value = numbers.median(), readings.median()
+		number.Value, reading.Value = numbers.Median(), readings.Median()
 		return err
 	})
 	if err != nil {
@@ -164,7 +164,7 @@ func (b *bencher) verify(ctx context.Context) ([]figures.Measure, error) {
 			theirs, err := repeat(ctx, 2, b.Sizes.Reps, func() (time.Duration, error) {
 				return timed(func() error { return x.save(n) })
 			})
-			reading.Others = append(reading.Others, figures.Other{Name: x.name + "-save, 2 execs", Value: theirs.median()})
+			reading.Others = append(reading.Others, figures.Other{Name: x.name + "-save, 2 execs", Value: theirs.Median()})
 			return err
 		})
 		if err != nil {
@@ -179,7 +179,7 @@ func (b *bencher) verify(ctx context.Context) ([]figures.Measure, error) {
 // removed.
 func (b *bencher) release(ctx context.Context) ([]figures.Measure, error) {
 	const connections = 20
-	var took sample
+	var took figures.Sample
 	err := inNamespace("peer", func(peer *netlab.NS) error {
 		return withRedirection("release", func(n *netlab.NS, r *redirection) (err error) {
 			err = netlab.Cable(netlab.Port{NS: n, Addrs: netlab.Prefixes("10.0.0.1/24")}, netlab.Port{NS: peer, Addrs: netlab.Prefixes("10.0.0.2/24")})
@@ -206,7 +206,7 @@ func (b *bencher) release(ctx context.Context) ([]figures.Measure, error) {
 		})
 	})
 	return []figures.Measure{{
-		What: "live release, the kernel steps, p50", Value: took.median(), Unit: "ms", Budget: figures.AtMost(20),
+		What: "live release, the kernel steps, p50", Value: took.Median(), Unit: "ms", Budget: figures.AtMost(20),
 		Note: fmt.Sprintf("release: %d captured connections are open; the agent's count of them (sock_diag) is not in it", connections),
 	}}, err
 }

@@ -224,9 +224,3 @@ func openFiles(p *netlab.Process) (float64, error) {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
 	return float64(len(entries)), err
 }
-
-// residentMemory is what the process has in memory, in MiB.
-func residentMemory(p *netlab.Process) (float64, error) {
-	kib, err := statusKiB(p.PID(), "VmRSS")
-	return kib / 1024, err
-}

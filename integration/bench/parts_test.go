@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
@@ -115,10 +116,10 @@ func TestPeakMemory(t *testing.T) {
 }
 
 func TestStatusKiB(t *testing.T) {
-	if kib, err := statusKiB(os.Getpid(), "VmRSS"); err != nil || kib <= 0 {
+	if kib, err := figures.Memory(os.Getpid(), "VmRSS"); err != nil || kib <= 0 {
 		t.Errorf("own memory: %v, %v", kib, err)
 	}
-	if _, err := statusKiB(os.Getpid(), "NoSuchLine"); err == nil {
+	if _, err := figures.Memory(os.Getpid(), "NoSuchLine"); err == nil {
 		t.Error("a line that is not there was read")
 	}
 }
@@ -140,7 +141,7 @@ func TestUse(t *testing.T) {
 	if err != nil || files < 3 {
 		t.Errorf("%v open files, %v", files, err)
 	}
-	memory, err := residentMemory(p)
+	memory, err := figures.Memory(p.PID(), "VmRSS")
 	if err != nil || memory <= 0 || memory > 100 {
 		t.Errorf("%v MiB, %v", memory, err)
 	}

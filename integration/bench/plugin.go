@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -23,7 +22,7 @@ import (
 func (b *bencher) plugin(ctx context.Context) ([]figures.Measure, error) {
 	path := filepath.Join(b.Bin, "fairlead-cni")
 	programs := []string{path, filepath.Join(b.Bin, "cni/host-local")}
-	wall := make([]sample, len(programs))
+	wall := make([]figures.Sample, len(programs))
 	for range 2 * b.Sizes.Reps {
 		for i, program := range programs { // in turn, so that each has the same machine
 			took, err := timed(pluginVersion(program).Run)
@@ -39,15 +38,15 @@ func (b *bencher) plugin(ctx context.Context) ([]figures.Measure, error) {
 	}
 	var peak float64
 	for range 5 {
-		kib, err := peakMemory(ctx, pluginVersion(path))
+		mib, err := peakMemory(ctx, pluginVersion(path))
 		if err != nil {
 			return nil, err
 		}
-		peak = max(peak, kib/1024)
+		peak = max(peak, mib)
 	}
 	return []figures.Measure{
-		{What: "plugin executed (VERSION): wall, p50", Value: wall[0].median(), Unit: "ms", Budget: figures.AtMost(5),
-			Others: []figures.Other{{Name: "host-local, a reference plugin", Value: wall[1].median()}}},
+		{What: "plugin executed (VERSION): wall, p50", Value: wall[0].Median(), Unit: "ms", Budget: figures.AtMost(5),
+			Others: []figures.Other{{Name: "host-local, a reference plugin", Value: wall[1].Median()}}},
 		{What: "plugin executed: peak memory", Value: peak, Unit: "MiB", Budget: figures.AtMost(10)},
 		{What: "plugin: size", Value: float64(info.Size()) / 1e6, Unit: "MB", Budget: figures.AtMost(4)},
 	}, nil
@@ -60,7 +59,7 @@ func pluginVersion(path string) *exec.Cmd {
 	return cmd
 }
 
-// peakMemory is the most memory, in KiB, that a program held until it wrote its
+// peakMemory is the most memory, in MiB, that a program held until it wrote its
 // answer, the last that it does. It is stopped there by a pipe that is full, and
 // asked through /proc: what wait4 reports may be the size of the process that
 // started it.
@@ -79,12 +78,12 @@ func peakMemory(ctx context.Context, cmd *exec.Cmd) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	var kib float64
+	var mib float64
 	stopped := netlab.Await(ctx, 10*time.Second, time.Millisecond, func(context.Context) (err error) {
 		if err := writing(cmd.Process.Pid); err != nil {
 			return err
 		}
-		kib, err = statusKiB(cmd.Process.Pid, "VmHWM")
+		mib, err = figures.Memory(cmd.Process.Pid, "VmHWM")
 		return err
 	})
 	if stopped != nil {
@@ -96,7 +95,7 @@ func peakMemory(ctx context.Context, cmd *exec.Cmd) (float64, error) {
 	if err == nil && answer.Len() <= size {
 		err = fmt.Errorf("%s has written nothing", cmd.Path)
 	}
-	return kib, err
+	return mib, err
 }
 
 // fill makes a pipe so full that the next byte has to wait.
@@ -129,18 +128,4 @@ func writing(pid int) error {
 		}
 	}
 	return fmt.Errorf("process %d does not write", pid)
-}
-
-// statusKiB reads a line of a process's status.
-func statusKiB(pid int, key string) (float64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, key+":"); ok {
-			return strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 64)
-		}
-	}
-	return 0, fmt.Errorf("the status of process %d has no %s", pid, key)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -257,4 +258,10 @@ func uninterrupted(call func() error) error {
 			return err
 		}
 	}
+}
+
+// middle is the median of a few values.
+func middle(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[len(sorted)/2]
 }

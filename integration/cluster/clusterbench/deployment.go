@@ -17,7 +17,7 @@ func (b *bencher) deployments(ctx context.Context) ([]figures.Measure, error) {
 	if err := b.api.newNamespace(ctx, namespace); err != nil {
 		return nil, err
 	}
-	took := map[*cluster.Node][]time.Duration{}
+	took := map[*cluster.Node]figures.Sample{}
 	for range b.Deployments {
 		for _, n := range []*cluster.Node{b.ours(), b.bare()} {
 			one, err := b.deployment(ctx, namespace, n)
@@ -29,8 +29,8 @@ func (b *bencher) deployments(ctx context.Context) ([]figures.Measure, error) {
 		}
 	}
 	return []figures.Measure{{
-		What: fmt.Sprintf("%d pods of a Deployment, from its creation to Ready, p50", b.Replicas), Value: middle(took[b.ours()]) / 1000, Unit: "s",
-		Others: []figures.Other{{Name: "without us", Value: middle(took[b.bare()]) / 1000}},
+		What: fmt.Sprintf("%d pods of a Deployment, from its creation to Ready, p50", b.Replicas), Value: took[b.ours()].Median() / 1000, Unit: "s",
+		Others: []figures.Other{{Name: "without us", Value: took[b.bare()].Median() / 1000}},
 		Note:   fmt.Sprintf("%d Deployments one after the other, all pods captured, each probed once a second; without us: the same on the other node, in turn", b.Deployments),
 	}}, nil
 }

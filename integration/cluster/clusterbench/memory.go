@@ -152,7 +152,7 @@ func (b *bencher) agentMemory(ctx context.Context, name string, uids []string) (
 		return 0, ctx.Err()
 	case <-time.After(b.Settle):
 	}
-	return residentMemory(agent.PID())
+	return figures.Memory(agent.PID(), "VmRSS")
 }
 
 // startAgent starts both.
@@ -199,18 +199,4 @@ func (b *bencher) add(ctx context.Context, dir string, pod *netlab.NS, name, uid
 		err = fmt.Errorf("cannot add pod %s: %w: %s", name, err, out)
 	}
 	return err
-}
-
-// residentMemory is what a process has in memory, in MiB.
-func residentMemory(pid int) (float64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	var kib float64
-	_, after, _ := strings.Cut(string(text), "VmRSS:")
-	if _, err := fmt.Sscan(after, &kib); err != nil {
-		return 0, fmt.Errorf("cannot read how much memory process %d has: %w", pid, err)
-	}
-	return kib / 1024, nil
 }

@@ -117,17 +117,6 @@ func TestCompareRequests(t *testing.T) {
 	}
 }
 
-func TestMiddle(t *testing.T) {
-	for _, tt := range []struct {
-		values []time.Duration
-		want   float64
-	}{{[]time.Duration{3e6}, 3}, {[]time.Duration{9e6, 1e6, 4e6}, 4}, {[]time.Duration{2e6, 1e6}, 1}} {
-		if got := middle(tt.values); got != tt.want {
-			t.Errorf("%v: %v, want %v", tt.values, got, tt.want)
-		}
-	}
-}
-
 func TestUnknownRow(t *testing.T) {
 	if _, err := Run(t.Context(), Options{Rows: []string{"cluster-start", "nonsense"}}); err == nil || !strings.Contains(err.Error(), `no row "nonsense"`) {
 		t.Errorf("got %v", err)

@@ -132,7 +132,7 @@ func compareRequests(agent, node []request, added map[string]time.Time, namespac
 		},
 		{
 			What: "API requests of the agent, before the pod's ADD has ended", Value: float64(early), Budget: figures.AtMost(0),
-			Note: fmt.Sprintf("the earliest reached the API server %.1f ms after libcni's result of the ADD was written, whose time is that of the kernel's last tick", ms(slices.Min(after))),
+			Note: fmt.Sprintf("the earliest reached the API server %.1f ms after libcni's result of the ADD was written, whose time is that of the kernel's last tick", figures.Ms(slices.Min(after))),
 		},
 	}, nil
 }

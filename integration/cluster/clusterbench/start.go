@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/integration/bench/figures"
@@ -67,11 +66,11 @@ func (b *bencher) starts(ctx context.Context) ([]figures.Measure, error) {
 			}
 		}
 	}
-	compared := func(what, note string, pick func(*kind) []time.Duration) figures.Measure {
+	compared := func(what, note string, pick func(*kind) figures.Sample) figures.Measure {
 		return figures.Measure{
-			What: what, Value: middle(pick(kinds[0])), Unit: "ms", Note: note,
+			What: what, Value: pick(kinds[0]).Median(), Unit: "ms", Note: note,
 			Others: []figures.Other{
-				{Name: "without us", Value: middle(pick(kinds[2]))}, {Name: "a pod not captured", Value: middle(pick(kinds[1]))},
+				{Name: "without us", Value: pick(kinds[2]).Median()}, {Name: "a pod not captured", Value: pick(kinds[1]).Median()},
 			},
 		}
 	}
@@ -79,8 +78,8 @@ func (b *bencher) starts(ctx context.Context) ([]figures.Measure, error) {
 	measures := []figures.Measure{
 		compared("CNI ADD on a cluster, all that containerd has libcni do for a pod, p50",
 			"by containerd's own metric (network_plugin_operations, set_up_pod), one pod at a time: bridge, host-local, portmap, fairlead-cni, and loopback beside them; "+note,
-			func(k *kind) []time.Duration { return k.network }),
-		compared("one pod on a cluster, from its creation to Ready, p50", note, func(k *kind) []time.Duration { return k.ready }),
+			func(k *kind) figures.Sample { return k.network }),
+		compared("one pod on a cluster, from its creation to Ready, p50", note, func(k *kind) figures.Sample { return k.ready }),
 	}
 	requests, err := b.requests(ctx, began, namespace)
 	return append(measures, requests...), errors.Join(err, b.api.clear(ctx, namespace))
@@ -117,11 +116,3 @@ func (b *bencher) start(ctx context.Context, k *kind, namespace, name string) (n
 	}
 	return after.spent - before.spent, ready, err
 }
-
-// middle is the median, in ms.
-func middle(values []time.Duration) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	return ms(sorted[(len(sorted)-1)/2])
-}
-
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
