@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-mesh/fairlead/cni/install"
@@ -34,7 +36,8 @@ func (i installation) agentConfig(t *testing.T) config.Config {
 func TestDefaultConfigurationIsTheAgents(t *testing.T) {
 	want := config.Default()
 	want.Install = &config.Install{
-		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", AgentSocket: "/run/fairlead/agent.sock", Mode: install.Owned,
+		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", AgentSocket: "/run/fairlead/agent.sock", Mode: install.Owned, Status: install.StatusAuto,
+		OrphanAfter: metav1.Duration{Duration: 30 * time.Minute}, // as the plugin has it
 		RuntimeConfigs: []string{
 			"/proc/1/root/etc/containerd/config.toml", "/proc/1/root/etc/containerd/conf.d", "/proc/1/root/etc/crio/crio.conf", "/proc/1/root/etc/crio/crio.conf.d",
 		},
@@ -51,6 +54,8 @@ const everyValue = `
 cniBinDir: /opt/other/bin
 cniConfDir: /etc/other/net.d
 cniMode: dropin
+cniStatus: never
+cniOrphanAfter: 45m
 runtimeConfigs: [/etc/other.toml]
 cniCache: /var/lib/other
 excludeNamespaces: [infra, other]

@@ -36,6 +36,10 @@
 //     refused by name, since every ADD of the node would fail, or be done twice.
 //   - A file that the runtime takes instead of ours, a runtime that reads other
 //     directories or more than one list: named.
+//   - A runtime, or a plugin of the primary's, for which the version of our list is not to
+//     be raised ([StatusAlways]), since every ADD would fail: they are asked first, it stays
+//     as it is, and who stands against it is named. One that does not answer is not waited
+//     for.
 //   - ADDs that wait while a list has to change: the change waits for them, for ten
 //     seconds at most, lest all others wait for both ([Config.Hold]).
 //   - A mode that is exchanged for another one: the new is there before the old goes.

@@ -43,6 +43,11 @@ type Config struct {
 	// path is the host's.
 	AgentSocket       string
 	AllowWithoutAgent []string
+	// Status is what becomes of STATUS; left empty, it is StatusAuto. OrphanAfter is how
+	// long after a boot it keeps a node from being ready on which no agent has started; 0 is
+	// what the plugin has.
+	Status      Status
+	OrphanAfter time.Duration
 
 	// Hold is called before the runtime's configuration is changed: containerd makes
 	// everybody wait behind a change that waits for an ADD. It returns when the change
@@ -64,10 +69,11 @@ type Installer struct {
 	entry  []byte // ours, of the list
 	hints  *hints
 
-	working sync.Mutex // held while files are looked at or changed
-	removed bool       // on purpose
-	fight   fight
-	loader  loader
+	working  sync.Mutex // held while files are looked at or changed
+	removed  bool       // on purpose
+	fight    fight
+	loader   loader
+	programs programs
 
 	mu    sync.Mutex
 	state State
@@ -84,6 +90,9 @@ type State struct {
 	// Problem says why the runtime does not execute our plugin for every pod, or may
 	// soon cease to; nil: it does.
 	Problem error
+	// Mute says why STATUS, asked for always, is not to be had; the plugin may be executed
+	// all the same.
+	Mute error
 }
 
 var errNotYet = errors.New("the plugin is not installed yet: the agent is not ready")
@@ -106,15 +115,21 @@ func New(c Config) (*Installer, error) {
 		return nil, errors.New("cannot install the plugin: one of the namespaces that start without an agent has no name")
 	case c.Mode != Owned && c.Mode != Chained && c.Mode != DropIn:
 		return nil, fmt.Errorf("cannot install the plugin: the mode %q is neither %s, %s nor %s", c.Mode, Owned, Chained, DropIn)
+	case c.Status == StatusAlways && c.Mode != Owned:
+		return nil, fmt.Errorf("cannot install the plugin: STATUS always needs the mode %s: with %s the list is somebody else's, and so is its version", Owned, c.Mode)
+	case c.Status != "" && c.Status != StatusAuto && c.Status != StatusAlways && c.Status != StatusNever:
+		return nil, fmt.Errorf("cannot install the plugin: what becomes of STATUS, %q, is neither %s, %s nor %s", c.Status, StatusAuto, StatusAlways, StatusNever)
+	case c.OrphanAfter < 0:
+		return nil, fmt.Errorf("cannot install the plugin: the time after which a node is an orphan, %s, is less than nothing", c.OrphanAfter)
 	case c.Poll <= 0 || c.Ready == nil || c.Logger == nil:
 		return nil, errors.New("cannot install the plugin: Poll, Ready and Logger are required")
 	}
-	entry, err := entryOf(c.AgentSocket, c.AllowWithoutAgent)
+	entry, err := entryOf(c)
 	if err != nil {
 		return nil, fmt.Errorf("cannot install the plugin: %w", err)
 	}
 	return &Installer{
-		config: c, entry: entry, hints: newHints(c.Logger),
+		config: c, entry: entry, hints: newHints(c.Logger), programs: programs{},
 		state: State{Problem: errNotYet},
 	}, nil
 }
@@ -194,6 +209,9 @@ func (i *Installer) set(state State) {
 	default:
 		i.config.Logger.Warn("the plugin is not installed as it should be", "problem", state.Problem)
 	}
+	if state.Mute != nil && text(before.Mute) != text(state.Mute) {
+		i.config.Logger.Warn("the node is ready for pods before the agent is", "problem", state.Mute)
+	}
 }
 
 func text(err error) string {
@@ -218,7 +236,7 @@ func (i *Installer) installBinary() error {
 // configure has the runtime execute our plugin, and nothing else of ours.
 func (i *Installer) configure(ctx context.Context, state *State) error {
 	p, err := i.plan()
-	if state.Primary = p.primary; err != nil {
+	if state.Primary, state.Mute = p.primary, p.mute; err != nil {
 		return err
 	}
 	state.File = p.path
@@ -234,7 +252,8 @@ func (i *Installer) configure(ctx context.Context, state *State) error {
 		}
 		if p.present && p.before == "" {
 			defer i.hold(ctx)()
-			if p, err = i.plan(); err != nil { // time has passed
+			p, err = i.plan() // time has passed
+			if state.Mute = p.mute; err != nil {
 				return err
 			}
 		}

@@ -16,6 +16,7 @@ var versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 // A list is a runtime's list of plugins: parts of the text of a file, which are copied
 // and never written anew, so that numbers, order and spelling stay what they are.
 type list struct {
+	file       string // its name
 	name       string
 	single     bool   // the file is one plugin's, of which the runtime makes a list
 	inlined    bool   // no directory of plugins belongs to it (loadOnlyInlinedPlugins)
@@ -23,6 +24,7 @@ type list struct {
 	head, tail []byte // what stands before and behind the plugins
 	plugins    []plugin
 	versions   []string
+	version    span // of its cniVersion, if it has one
 }
 
 // A plugin is one entry of a list, and where it stands in the list's file.
@@ -39,7 +41,7 @@ func parseList(name string, text []byte) (*list, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &list{text: text}
+	l := &list{file: name, text: text}
 	if err := errors.Join(l.readName(fields), l.readVersions(fields), l.readInlined(fields)); err != nil {
 		return nil, err
 	}
@@ -120,7 +122,7 @@ func (l *list) readVersions(fields map[string]span) error {
 		if err := json.Unmarshal(at.of(l.text), &one); err != nil {
 			return fmt.Errorf("field \"cniVersion\": %w", err)
 		}
-		l.versions = []string{one}
+		l.versions, l.version = []string{one}, at
 	}
 	if at, ok := fields["cniVersions"]; ok && one == "" {
 		if err := json.Unmarshal(at.of(l.text), &l.versions); err != nil {
@@ -182,13 +184,22 @@ func (l *list) with(entry []byte) ([]byte, error) {
 }
 
 // entryOf is our entry.
-func entryOf(socket string, allowWithoutAgent []string) ([]byte, error) {
-	if allowWithoutAgent == nil {
-		allowWithoutAgent = []string{}
-	}
-	return json.Marshal(struct {
+func entryOf(c Config) ([]byte, error) {
+	entry := struct {
 		Type              string   `json:"type"`
 		AgentSocket       string   `json:"agentSocket"`
 		AllowWithoutAgent []string `json:"allowWithoutAgent"`
-	}{PluginName, socket, allowWithoutAgent})
+		Status            Status   `json:"status,omitempty"`
+		OrphanAfter       string   `json:"orphanAfter,omitempty"`
+	}{Type: PluginName, AgentSocket: c.AgentSocket, AllowWithoutAgent: c.AllowWithoutAgent}
+	if entry.AllowWithoutAgent == nil {
+		entry.AllowWithoutAgent = []string{}
+	}
+	if c.Status == StatusNever {
+		entry.Status = StatusNever
+	}
+	if c.OrphanAfter > 0 {
+		entry.OrphanAfter = c.OrphanAfter.String()
+	}
+	return json.Marshal(entry)
 }

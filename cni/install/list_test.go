@@ -11,7 +11,7 @@ import (
 
 func testEntry(t testing.TB) []byte {
 	t.Helper()
-	entry, err := entryOf("/run/fairlead/agent.sock", []string{"kube-system", "fairlead-system"})
+	entry, err := entryOf(Config{AgentSocket: "/run/fairlead/agent.sock", AllowWithoutAgent: []string{"kube-system", "fairlead-system"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package install
 
 import (
 	"debug/buildinfo"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,26 +16,55 @@ var runtimeNames = []string{"containerd", "crio", "k3s-server", "k3s-agent", "cr
 // A loader knows which version of libcni the runtime has: every Go program says what it
 // is made of. One that has been looked at is not looked at again.
 type loader struct {
-	exe     string // of the process, as /proc has it, and its name
-	process string
-	version string
+	running []process
+	last    []process // those that ran when any did
+}
+
+// A process may be the runtime's.
+type process struct {
+	exe     string // as /proc has it
+	name    string
+	version string // of libcni
 }
 
 // passesOver says why the runtime would not load a drop-in; nil if it would, or if that
 // cannot be told.
 func (l *loader) passesOver(proc string) error {
-	if l.find(proc); l.version == "" || atLeast13(l.version) {
+	l.find(proc)
+	if len(l.running) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s has libcni %s, and before 1.3 it passes over what mode dropin writes, without a word: set install.mode to owned or chained", l.process, l.version)
+	first := l.running[0]
+	if enough, known := atLeast(first.version, 1, 3); enough || !known {
+		return nil
+	}
+	return fmt.Errorf("%s has libcni %s, and before 1.3 it passes over what mode dropin writes, without a word: set install.mode to owned or chained", first.name, first.version)
 }
 
-// find looks for the runtime's process, unless the last one still runs.
+// refuses11 says why the runtime may not take a list of version 1.1.0: libcni before 1.2
+// fails every ADD of one. While a runtime is started again, it is the one that ran before.
+func (l *loader) refuses11(proc string) error {
+	l.find(proc)
+	if len(l.last) == 0 {
+		return errors.New("which libcni the container runtime has cannot be told: no process is seen that says it (the agent needs the node's process IDs, hostPID)")
+	}
+	for _, p := range l.last {
+		switch enough, known := atLeast(p.version, 1, 2); {
+		case !known:
+			return fmt.Errorf("%s has libcni of an unknown version, %q", p.name, p.version)
+		case !enough:
+			return fmt.Errorf("%s has libcni %s, which before 1.2 fails every ADD of such a list: update the runtime (containerd 2)", p.name, p.version)
+		}
+	}
+	return nil
+}
+
+// find looks for the runtime's processes, unless the last ones still run.
 func (l *loader) find(proc string) {
-	if l.exe != "" && exists(l.exe) {
+	if len(l.running) > 0 && !slices.ContainsFunc(l.running, func(p process) bool { return !exists(p.exe) }) {
 		return
 	}
-	*l = loader{}
+	l.running = nil
 	names, _ := filepath.Glob(filepath.Join(proc, "[0-9]*", "comm")) // the pattern is a valid one
 	for _, path := range names {
 		text, err := os.ReadFile(path)
@@ -49,18 +79,23 @@ func (l *loader) find(proc string) {
 		}
 		for _, module := range info.Deps {
 			if module.Path == "github.com/containernetworking/cni" {
-				*l = loader{exe: exe, process: name, version: module.Version}
-				return
+				if module.Replace != nil {
+					module = module.Replace
+				}
+				l.running = append(l.running, process{exe, name, module.Version})
 			}
 		}
 	}
+	if len(l.running) > 0 {
+		l.last = l.running
+	}
 }
 
-// atLeast13 says whether a version is 1.3 or later, or none that we can read.
-func atLeast13(version string) bool {
+// atLeast compares a version, if it is one that we can read.
+func atLeast(version string, wantMajor, wantMinor int) (enough, known bool) {
 	var major, minor int
-	if n, _ := fmt.Sscanf(version, "v%d.%d", &major, &minor); n < 2 {
-		return true
+	if n, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d", &major, &minor); n < 2 {
+		return false, false
 	}
-	return major > 1 || major == 1 && minor >= 3
+	return major > wantMajor || major == wantMajor && minor >= wantMinor, true
 }

@@ -2,6 +2,7 @@ package install
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,10 +26,10 @@ func TestLoader(t *testing.T) {
 		write(t, filepath.Join(dir, "comm"), name+"\n")
 	}
 	var l loader
-	if err := l.passesOver(proc); err != nil || l.process != "containerd" || !strings.HasPrefix(l.version, "v1.") {
+	if err := errors.Join(l.passesOver(proc), l.refuses11(proc)); err != nil || len(l.running) != 1 || l.running[0].name != "containerd" || !strings.HasPrefix(l.running[0].version, "v1.") {
 		t.Fatalf("found %+v: %v", l, err)
 	}
-	l.version = "v1.2.3" // what is known is not looked at again
+	l.running[0].version = "v1.2.3" // what is known is not looked at again
 	want := "containerd has libcni v1.2.3, and before 1.3 it passes over what mode dropin writes, without a word: set install.mode to owned or chained"
 	if err := l.passesOver(proc); text(err) != want {
 		t.Errorf("got %v\nwant %s", err, want)
@@ -42,17 +43,40 @@ func TestLoader(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(proc, "3")); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.passesOver(proc); err != nil || l != (loader{}) {
+	if err := errors.Join(l.passesOver(proc), l.refuses11(proc)); err != nil || l.running != nil {
 		t.Errorf("when it has ended: %+v, %v", l, err)
 	}
 }
 
-func TestLoaderVersions(t *testing.T) {
-	for version, want := range map[string]bool{
-		"v1.3.0": true, "v1.3.0-rc.1": true, "v1.10.2": true, "v2.0.0": true, "(devel)": true, "": true,
-		"v1.2.3": false, "v1.1.2": false, "v0.8.1": false,
+// Which runtimes get a list of version 1.1.0: all that run have to be able to read it.
+func TestWhichRuntimesTake11(t *testing.T) {
+	for versions, want := range map[string]string{
+		"":              "which libcni the container runtime has cannot be told",
+		"v1.2.0":        "",
+		"v1.3.1 v1.2.3": "",
+		"v2.0.0":        "",
+		"v1.1.2":        "r0 has libcni v1.1.2, which before 1.2 fails every ADD of such a list",
+		"v1.3.0 v1.1.2": "r1 has libcni v1.1.2",
+		"v1.3.0 v0.8.1": "r1 has libcni v0.8.1",
+		"(devel)":       `r0 has libcni of an unknown version, "(devel)"`,
 	} {
-		if got := atLeast13(version); got != want {
+		var l loader
+		for n, version := range strings.Fields(versions) {
+			l.last = append(l.last, process{name: fmt.Sprintf("r%d", n), version: version})
+		}
+		if got := text(l.refuses11(t.TempDir())); !strings.HasPrefix(got, want) || want == "" && got != "" {
+			t.Errorf("%q: got %q, want %q", versions, got, want)
+		}
+	}
+}
+
+func TestVersions(t *testing.T) {
+	for version, want := range map[string]string{
+		"v1.3.0": "true true", "v1.3.0-rc.1": "true true", "v1.10.2": "true true", "v2.0.0": "true true", "1.3": "true true",
+		"v1.2.3": "false true", "v1.1.2": "false true", "0.8.1": "false true", "(devel)": "false false", "": "false false",
+	} {
+		enough, known := atLeast(version, 1, 3)
+		if got := fmt.Sprint(enough, known); got != want {
 			t.Errorf("%q: %v", version, got)
 		}
 	}

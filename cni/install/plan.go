@@ -34,6 +34,7 @@ type plan struct {
 	mode    fs.FileMode
 	made    []byte // in somebody else's file: the text that the content was made of
 	present bool   // the plugin is executed already, if perhaps by another content
+	mute    error  // why STATUS, asked for always, is not to be had
 }
 
 func (p plan) holds() bool {
@@ -69,8 +70,13 @@ func (i *Installer) plan() (plan, error) {
 
 func (i *Installer) planOwned(f *found, p *plan) (err error) {
 	p.path, p.first, p.before = i.list(), ListName, f.before(ListName)
-	p.content, err = f.list.with(i.entry)
 	p.present = exists(p.path)
+	if p.content, err = f.list.with(i.entry); err != nil || i.config.Status != StatusAlways {
+		return err
+	}
+	var l *list
+	l, p.mute = i.raised(f)
+	p.content, err = l.with(i.entry)
 	return err
 }
 

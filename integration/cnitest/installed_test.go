@@ -1,6 +1,7 @@
 package cnitest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/cni/install"
@@ -21,7 +23,7 @@ import (
 
 // installOn has the plugin installed, in a mode, on a node whose primary is in a file of
 // this name and content, and returns what the runtime then loads.
-func (n *node) installOn(mode install.Mode, name, content string) *libcni.NetworkConfigList {
+func (n *node) installOn(mode install.Mode, name, content string, with ...func(*install.Config)) *libcni.NetworkConfigList {
 	n.t.Helper()
 	dir := n.t.TempDir()
 	bin, conf, ready := filepath.Join(dir, "bin"), filepath.Join(dir, "net.d"), make(chan struct{})
@@ -34,10 +36,14 @@ func (n *node) installOn(mode install.Mode, name, content string) *libcni.Networ
 			n.t.Fatal(err)
 		}
 	}
-	installer, err := install.New(install.Config{
+	c := install.Config{
 		Plugin: pluginPath(n.t), BinDir: bin, ConfDir: conf, Mode: mode, AgentSocket: n.socket, AllowWithoutAgent: []string{"kube-system"},
 		Ready: ready, Poll: time.Hour, Logger: slog.New(slog.DiscardHandler),
-	})
+	}
+	for _, w := range with {
+		w(&c)
+	}
+	installer, err := install.New(c)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -97,6 +103,74 @@ func TestInstalled(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// What the installer makes of STATUS is what a runtime sees: whether it is asked at all, and
+// what our plugin says to it. No pod is kept from starting by any of that.
+func TestInstalledStatus(t *testing.T) {
+	const text = `{"cniVersion": "VERSION", "name": "net", "plugins": [{"type": "primary"}]}`
+	for name, test := range map[string]struct {
+		version string
+		status  install.Status
+		orphan  time.Duration
+		runtime bool   // one is seen that can do with 1.1.0
+		want    string // the list's version
+		asked   bool   // and not ready
+	}{
+		"auto, without":        {"1.0.0", install.StatusAuto, 1e6 * time.Hour, true, "1.0.0", false},
+		"auto, with":           {"1.1.0", install.StatusAuto, 1e6 * time.Hour, true, "1.1.0", true},
+		"always":               {"0.4.0", install.StatusAlways, 1e6 * time.Hour, true, "1.1.0", true},
+		"always, an orphan":    {"0.4.0", install.StatusAlways, time.Nanosecond, true, "1.1.0", false},
+		"always, runtime gone": {"0.4.0", install.StatusAlways, 1e6 * time.Hour, false, "0.4.0", false},
+		"never":                {"1.1.0", install.StatusNever, 1e6 * time.Hour, true, "1.1.0", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, "1.0.0")
+			proc := t.TempDir()
+			if test.runtime {
+				seen(t, proc)
+			}
+			n.list = n.installOn(install.Owned, "10-net.conflist", strings.Replace(text, "VERSION", test.version, 1), func(c *install.Config) {
+				c.Status, c.OrphanAfter, c.Proc = test.status, test.orphan, proc
+			})
+			if n.list.CNIVersion != test.want {
+				t.Errorf("the list has version %s, want %s", n.list.CNIVersion, test.want)
+			}
+			err := n.GetStatusNetworkList(t.Context(), n.list)
+			if test.asked {
+				fails(t, err, types.ErrPluginNotAvailable, agentapi.ReadyFile(n.socket))
+			} else if err != nil {
+				t.Errorf("STATUS: %v", err)
+			}
+			agent := startAgent(t, n.socket, always(nil))
+			if err := agentapi.MarkReady(n.socket); err != nil {
+				t.Fatal(err)
+			}
+			// A pod from before the list was raised is deleted by the list that there is then.
+			now := n.list
+			n.list, err = libcni.NetworkConfFromBytes(bytes.Replace(now.Bytes, []byte(test.want), []byte(test.version), 1))
+			if err = errors.Join(err, n.add(t.Context()), n.DelNetworkList(t.Context(), now, n.sandbox)); err != nil {
+				t.Error(err)
+			}
+			n.list = now
+			if err := errors.Join(n.add(t.Context()), n.GetStatusNetworkList(t.Context(), n.list)); err != nil {
+				t.Error(err)
+			}
+			agent.stop() // as for an update: the node stays ready
+			if err := errors.Join(n.GetStatusNetworkList(t.Context(), n.list), n.DelNetworkList(t.Context(), n.list, n.sandbox)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// seen has a runtime's process be seen that is made of our own libcni: a link to the plugin.
+func seen(t *testing.T, proc string) {
+	t.Helper()
+	dir := filepath.Join(proc, "1")
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.Symlink(pluginPath(t), filepath.Join(dir, "exe")), os.WriteFile(filepath.Join(dir, "comm"), []byte("containerd\n"), 0o600)); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 32) }
+func TestMain(m *testing.M) { netlab.Main(m, 38) }
 
 // binary builds the plugin as the release is built, once, and returns its path.
 var binary = sync.OnceValues(func() (string, error) {

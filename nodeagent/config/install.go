@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-mesh/fairlead/cni/install"
 )
@@ -33,6 +36,15 @@ type Install struct {
 	// AllowWithoutAgent are the namespaces whose pods start, uncaptured, while no agent
 	// runs: those that may be needed to repair it.
 	AllowWithoutAgent []string `json:"allowWithoutAgent"`
+	// Status is what becomes of STATUS of the CNI specification, by which a node on which no
+	// agent has been ready since its boot is not ready either: auto, it works where the
+	// primary's list has version 1.1.0; always, our own list (mode owned) has that version,
+	// too, if the runtime and the primary's plugins can do with it, whose own STATUS is then
+	// asked as well; never, the node does not wait for the agent.
+	Status install.Status `json:"status"`
+	// OrphanAfter is how long after a boot STATUS keeps a node from being ready on which no
+	// agent has started; left out, half an hour.
+	OrphanAfter metav1.Duration `json:"orphanAfter,omitzero"`
 }
 
 // complete fills in what a configuration with install: has left out.
@@ -46,6 +58,9 @@ func (i *Install) complete(c Config) {
 	}
 	if i.Mode == "" {
 		i.Mode = install.Owned
+	}
+	if i.Status == "" {
+		i.Status = install.StatusAuto
 	}
 	if i.AllowWithoutAgent == nil {
 		i.AllowWithoutAgent = []string{"kube-system", "fairlead-system"}
@@ -61,11 +76,21 @@ func (i *Install) validate() error {
 		absolute("install.cniConfDir", i.CNIConfDir),
 		socket("install.agentSocket", i.AgentSocket, i.AgentSocket),
 		optional("install.plugin", i.Plugin),
+		between("install.orphanAfter", i.OrphanAfter, 0, 365*24*time.Hour),
 	}
 	switch i.Mode {
 	case install.Owned, install.Chained, install.DropIn:
 	default:
 		errs = append(errs, fmt.Errorf("install.mode: %q is neither %s, %s nor %s", i.Mode, install.Owned, install.Chained, install.DropIn))
+	}
+	switch i.Status {
+	case install.StatusAuto, install.StatusNever:
+	case install.StatusAlways:
+		if i.Mode != install.Owned {
+			errs = append(errs, fmt.Errorf("install.status: %s needs install.mode %s: in the other modes the list, and its version, is the primary's", i.Status, install.Owned))
+		}
+	default:
+		errs = append(errs, fmt.Errorf("install.status: %q is neither %s, %s nor %s", i.Status, install.StatusAuto, install.StatusAlways, install.StatusNever))
 	}
 	for n, path := range i.RuntimeConfigs {
 		errs = append(errs, absolute(fmt.Sprintf("install.runtimeConfigs[%d]", n), path))

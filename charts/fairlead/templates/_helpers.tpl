@@ -66,6 +66,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
     "cniBinDir" $platform.cniBinDir
     "cniConfDir" $platform.cniConfDir
     "mode" .Values.cniMode
+    "status" .Values.cniStatus
+    "orphanAfter" .Values.cniOrphanAfter
     "runtimeConfigs" $runtimeConfigs
     "allowWithoutAgent" (append .Values.allowWithoutAgent .Release.Namespace | uniq)
   )

@@ -48,6 +48,9 @@ global.nativeNftables: true
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and (eq .Values.cniStatus "always") (ne .Values.cniMode "owned") -}}
+{{- $problems = append $problems (printf "cniStatus: always needs cniMode: owned: with %s the list, and its version, is the primary's" .Values.cniMode) -}}
+{{- end -}}
 {{- if and .Values.admissionPolicies.enabled (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- $problems = append $problems (printf "admissionPolicies.enabled: Kubernetes %s has no ValidatingAdmissionPolicy; set it to false, and the agent's token may then write the status of pods on any node" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}

@@ -282,7 +282,7 @@ func (a *agent) node() status.Node {
 	if err := a.installed(); err != nil {
 		node.Problems = append(node.Problems, err.Error())
 	}
-	for _, problem := range []string{a.probes.Status().Problem, a.drainProblem()} {
+	for _, problem := range []string{a.probes.Status().Problem, a.drainProblem(), a.muteProblem()} {
 		if problem != "" {
 			node.Problems = append(node.Problems, problem)
 		}

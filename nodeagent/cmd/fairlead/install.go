@@ -26,7 +26,7 @@ func (a *agent) newInstaller(c *config.Install) error {
 	var err error
 	a.installer, err = install.New(install.Config{
 		Plugin: plugin, BinDir: c.CNIBinDir, ConfDir: c.CNIConfDir, Mode: c.Mode, RuntimeConfigs: c.RuntimeConfigs, Proc: "/proc",
-		AgentSocket: c.AgentSocket, AllowWithoutAgent: c.AllowWithoutAgent,
+		AgentSocket: c.AgentSocket, AllowWithoutAgent: c.AllowWithoutAgent, Status: c.Status, OrphanAfter: c.OrphanAfter.Duration,
 		Hold: a.turnstile.hold, Ready: a.announced, Poll: pollInterval, Logger: a.logger,
 	})
 	return err
@@ -46,4 +46,12 @@ func (a *agent) installed() error {
 		return nil
 	}
 	return a.installer.State().Problem
+}
+
+// muteProblem says why STATUS does not hold although it was asked for; empty if it does.
+func (a *agent) muteProblem() string {
+	if a.installer == nil || a.installer.State().Mute == nil {
+		return ""
+	}
+	return a.installer.State().Mute.Error()
 }

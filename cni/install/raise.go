@@ -1,0 +1,128 @@
+package install
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+)
+
+// A Status is what becomes of STATUS, by which a runtime asks whether pods can start, and
+// for which it looks at the version of its list.
+type Status string
+
+// The ways. None is the first of them.
+const (
+	// StatusAuto: it is asked where the primary's list has version 1.1.0 already.
+	StatusAuto Status = "auto"
+	// StatusAlways: our own list has that version whatever the primary's has, if the runtime
+	// and all its plugins can do with it; else it is as with StatusAuto.
+	StatusAlways Status = "always"
+	// StatusNever: if it is asked, our plugin says that pods can start.
+	StatusNever Status = "never"
+)
+
+// statusVersion is the version of a list from which a runtime asks its plugins for STATUS.
+const statusVersion = "1.1.0"
+
+// raised returns the list at that version; or as it is, with what stands against it.
+func (i *Installer) raised(f *found) (*list, error) {
+	l := f.list
+	if slices.ContainsFunc(l.versions, func(v string) bool { enough, _ := atLeast(v, 1, 1); return enough }) {
+		return l, nil
+	}
+	err := i.loader.refuses11(i.config.Proc)
+	if err == nil {
+		err = i.refuse11(f)
+	}
+	up := l
+	if err == nil {
+		up, err = l.at(statusVersion)
+	}
+	if err != nil {
+		return l, fmt.Errorf("install.status is always, and yet STATUS is not asked for: the list %s stays at version %q: %w; meanwhile a pod's ADD alone waits for the agent",
+			i.list(), l.versions, err)
+	}
+	return up, nil
+}
+
+// at returns the list at another version. Nothing else of its text changes.
+func (l *list) at(version string) (*list, error) {
+	if l.version == (span{}) {
+		return nil, errors.New("the primary's list has no cniVersion that could be raised")
+	}
+	return parseList(l.file, slices.Concat(l.text[:l.version.from], []byte(strconv.Quote(version)), l.text[l.version.to:]))
+}
+
+// refuse11 asks each program that is executed by the list.
+func (i *Installer) refuse11(f *found) error {
+	kinds, err := f.executed()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, kind := range kinds {
+		if err := i.programs.speaks(filepath.Join(i.config.BinDir, kind), statusVersion); err != nil {
+			errs = append(errs, fmt.Errorf("the plugin %s cannot do with it: %w", kind, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// executed are the types of the primary's plugins, and of those that they execute in
+// their turn, which are handed the list's version, too.
+func (f *found) executed() ([]string, error) {
+	var texts [][]byte
+	for _, p := range f.list.plugins {
+		if !isMesh(p) {
+			texts = append(texts, p.text)
+		}
+	}
+	dir := filepath.Join(f.dir, f.list.name)
+	entries, _ := os.ReadDir(dir) // if there is none, the runtime loads nothing from it
+	for _, entry := range entries {
+		if f.list.inlined || filepath.Ext(entry.Name()) != ".conf" || entry.Name() == dropInName {
+			continue
+		}
+		text, err := read(filepath.Join(dir, entry.Name()))
+		if err != nil {
+			return nil, err
+		}
+		texts = append(texts, text)
+	}
+	var kinds []string
+	for _, text := range texts {
+		more, err := executedBy(text)
+		if err != nil {
+			return nil, err
+		}
+		kinds = append(kinds, more...)
+	}
+	slices.Sort(kinds)
+	return slices.Compact(kinds), nil
+}
+
+func executedBy(text []byte) ([]string, error) {
+	type named struct {
+		Type string `json:"type"`
+	}
+	var conf struct {
+		named
+		IPAM     named  `json:"ipam"`
+		Delegate *named `json:"delegate"`
+	}
+	if err := json.Unmarshal(text, &conf); err != nil {
+		return nil, fmt.Errorf("what the plugin %q executes cannot be told: %w", conf.Type, err)
+	}
+	kinds := []string{conf.Type, conf.IPAM.Type}
+	if conf.Type == "flannel" { // it says the rest to others
+		kinds = append(kinds, "bridge", "host-local")
+	}
+	if conf.Delegate != nil {
+		kinds = append(kinds, conf.Delegate.Type)
+	}
+	return slices.DeleteFunc(kinds, func(kind string) bool { return kind == "" }), nil
+}
