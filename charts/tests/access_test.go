@@ -45,6 +45,37 @@ func TestRoleIsTheLeast(t *testing.T) {
 	}
 }
 
+// What is written of nodes is allowed only where it is asked for.
+func TestNodesAreWrittenIfAskedFor(t *testing.T) {
+	const get, patch, status = "[get] nodes", "[get patch] nodes", "[patch] nodes/status"
+	for values, want := range map[string]string{
+		"":                          "",
+		"{node: {taint: none}}":     "",
+		"{node: {taint: remove}}":   patch,
+		"{node: {taint: unready}}":  patch,
+		"{node: {condition: true}}": get + ", " + status,
+		"{node: {taint: start, condition: true}}":        patch + ", " + status,
+		"{global: {platform: gke}}":                      patch,
+		"{global: {platform: gke}, node: {taint: none}}": "",
+	} {
+		objects := installation{values: values}.objects(t)
+		var got []string
+		rules, _ := objects["ClusterRole fairlead-fairlead-system"]["rules"].([]any)
+		for _, r := range rules {
+			rule := object(r.(map[string]any))
+			if resource := fmt.Sprint(rule.at("resources", 0)); strings.HasPrefix(resource, "nodes") {
+				got = append(got, fmt.Sprint(rule["verbs"], " ", resource))
+			}
+		}
+		if strings.Join(got, ", ") != want {
+			t.Errorf("%s: %s, want %s", values, strings.Join(got, ", "), want)
+		}
+		if policy := objects["ValidatingAdmissionPolicy fairlead-fairlead-system-nodes"]; (policy != nil) != (want != "") {
+			t.Errorf("%s: there is a policy: %v", values, policy != nil)
+		}
+	}
+}
+
 func first(values ...any) any {
 	for _, value := range values {
 		if value != nil {

@@ -58,6 +58,7 @@ cniStatus: never
 cniOrphanAfter: 45m
 runtimeConfigs: [/etc/other.toml]
 cniCache: /var/lib/other
+node: {taint: unready, condition: true}
 excludeNamespaces: [infra, other]
 allowWithoutAgent: [repair]
 ambient:

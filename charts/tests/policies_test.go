@@ -21,6 +21,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// nodeWriter has everything be there that the agent may use.
+const nodeWriter = "{node: {taint: remove, condition: true}}"
+
 const agentUser = "system:serviceaccount:fairlead-system:fairlead"
 
 // by is who asks: a user, whose token may name a node.
@@ -101,7 +104,7 @@ func TestPodPolicy(t *testing.T) {
 		}
 		after := merged(before, change)
 		// As the server holds them, and as older ones do.
-		typed := policy.ask(t, test.who, asPod(t, before), asPod(t, after))
+		typed := policy.ask(t, test.who, as(t, &corev1.Pod{}, before), as(t, &corev1.Pod{}, after))
 		loose := policy.ask(t, test.who, &unstructured.Unstructured{Object: before}, &unstructured.Unstructured{Object: after})
 		for how, got := range map[string]string{"typed": typed, "untyped": loose} {
 			if (test.want == "") != (got == "") || !strings.Contains(got, test.want) {
@@ -158,9 +161,106 @@ func TestEventPolicy(t *testing.T) {
 	}
 }
 
+const someNode = `
+apiVersion: v1
+kind: Node
+metadata:
+  name: n1
+  uid: 1-2-3
+  resourceVersion: "7"
+  labels: {zone: a}
+  annotations: {other: theirs}
+  managedFields: [{manager: kubelet, operation: Update}]
+spec:
+  podCIDR: 10.0.0.0/24
+  taints:
+  - {key: dedicated, value: db, effect: NoSchedule}
+  - {key: cni.istio.io/not-ready, effect: NoExecute, timeAdded: 2026-01-02T15:04:05Z}
+status:
+  capacity: {cpu: "2"}
+  images: [IMAGES]
+  conditions:
+  - {type: Ready, status: "True"}
+`
+
+// What the agent may make of a node, and what it may not.
+func TestNodePolicy(t *testing.T) {
+	policy := policyOf(t, "fairlead-fairlead-system-nodes")
+	own := by(agentUser, "n1")
+	const theirs, istios, ours = "{key: dedicated, value: db, effect: NoSchedule}", "{key: cni.istio.io/not-ready, effect: NoExecute, timeAdded: 2026-01-02T15:04:05Z}", "{key: fairlead.io/agent-not-ready, effect: NoSchedule}"
+	taints := func(all ...string) string { return "{spec: {taints: [" + strings.Join(all, ", ") + "]}}" }
+	for name, test := range map[string]struct {
+		who    user.Info
+		change string // of the node, as YAML that is merged; null takes away
+		want   string
+	}{
+		"nothing":              {own, "{}", ""},
+		"istio's removed":      {own, taints(theirs), ""},
+		"ours put there":       {own, taints(theirs, istios, ours), ""},
+		"one for the other":    {own, taints(theirs, ours), ""},
+		"condition":            {own, "{status: {conditions: [{type: Ready, status: 'True'}, {type: fairlead.io/Ready, status: 'True', reason: OK}]}}", ""},
+		"what the server sets": {own, "{metadata: {resourceVersion: '8', managedFields: [{manager: fairlead, operation: Update}]}}", ""},
+
+		"no node in the token": {by(agentUser, ""), "{}", "the token names no node"},
+		"another node":         {by(agentUser, "n2"), "{}", "the agent of node n2 writes its own node alone"},
+		"theirs removed":       {own, taints(istios), "of a node's taints the agent writes the startup taint alone"},
+		"theirs changed":       {own, taints("{key: dedicated, value: db, effect: NoExecute}"), "of a node's taints the agent writes"},
+		"all removed":          {own, "{spec: {taints: null}}", "of a node's taints the agent writes"},
+		"another one":          {own, taints(theirs, "{key: a, effect: NoSchedule}"), "of a node's taints the agent writes"},
+		"one that evicts":      {own, taints(theirs, "{key: fairlead.io/agent-not-ready, effect: NoExecute}"), "the taint that the agent puts there is fairlead.io/agent-not-ready:NoSchedule"},
+		"istio's put there":    {own, taints(theirs, "{key: cni.istio.io/not-ready, effect: NoSchedule}"), "the taint that the agent puts there is"},
+		"unschedulable":        {own, "{spec: {unschedulable: true}}", "of a node's spec the agent writes the startup taint alone"},
+		"addresses of pods":    {own, "{spec: {podCIDR: null}}", "of a node's spec the agent writes"},
+		"label":                {own, "{metadata: {labels: {zone: b}}}", "of a node's metadata the agent writes nothing"},
+		"annotation":           {own, "{metadata: {annotations: {a: b}}}", "of a node's metadata the agent writes nothing"},
+		"labels removed":       {own, "{metadata: {labels: null}}", "of a node's metadata the agent writes nothing"},
+		"finalizer":            {own, "{metadata: {finalizers: [a/b]}}", "of a node's metadata the agent writes nothing"},
+		"capacity":             {own, "{status: {capacity: {cpu: '3'}}}", "of a node's status the agent writes the condition fairlead.io/Ready alone"},
+		"images removed":       {own, "{status: {images: null}}", "of a node's status the agent writes"},
+		"ready":                {own, "{status: {conditions: [{type: Ready, status: 'False'}]}}", "of a node's conditions the agent writes fairlead.io/Ready alone"},
+		"another condition":    {own, "{status: {conditions: [{type: Ready, status: 'True'}, {type: other, status: 'True'}]}}", "of a node's conditions the agent writes"},
+		"conditions removed":   {own, "{status: {conditions: null}}", "of a node's conditions the agent writes"},
+
+		"somebody else": {by("system:serviceaccount:fairlead-system:other", ""), "{spec: {unschedulable: true}}", ""},
+		"the kubelet":   {by("system:node:n2", ""), "{status: {conditions: null}}", ""},
+	} {
+		images := strings.TrimSuffix(strings.Repeat(`{names: ["example.test/some/image@sha256:0123456789abcdef", "example.test/some/image:v1"], sizeBytes: 12345678}, `, 50), ", ") // as many as a kubelet names
+		before := map[string]any{}
+		change := map[string]any{}
+		for text, into := range map[string]*map[string]any{strings.Replace(someNode, "IMAGES", images, 1): &before, test.change: &change} {
+			if err := yaml.UnmarshalStrict([]byte(text), into); err != nil {
+				t.Fatal(err)
+			}
+		}
+		after := merged(before, change)
+		typed := policy.ask(t, test.who, as(t, &corev1.Node{}, before), as(t, &corev1.Node{}, after))
+		loose := policy.ask(t, test.who, &unstructured.Unstructured{Object: before}, &unstructured.Unstructured{Object: after})
+		for how, got := range map[string]string{"typed": typed, "untyped": loose} {
+			if (test.want == "") != (got == "") || !strings.Contains(got, test.want) {
+				t.Errorf("%s (%s): denied: %q, want %q", name, how, got, test.want)
+			}
+		}
+	}
+}
+
+// A node without anything optional is no obstacle.
+func TestNodePolicyOnABareNode(t *testing.T) {
+	policy := policyOf(t, "fairlead-fairlead-system-nodes")
+	bare := &corev1.Node{}
+	bare.Name = "n1"
+	after := bare.DeepCopy()
+	after.Spec.Taints = []corev1.Taint{{Key: "fairlead.io/agent-not-ready", Effect: corev1.TaintEffectNoSchedule}}
+	after.Status.Conditions = []corev1.NodeCondition{{Type: "fairlead.io/Ready", Status: corev1.ConditionTrue}}
+	for _, step := range [][2]*corev1.Node{{bare, after}, {after, bare}} {
+		if got := policy.ask(t, by(agentUser, "n1"), step[0], step[1]); got != "" {
+			t.Errorf("denied: %s", got)
+		}
+	}
+}
+
 // Each policy is bound, and denies.
 func TestPoliciesAreBound(t *testing.T) {
-	objects := installation{}.objects(t)
+	objects := installation{values: nodeWriter}.objects(t)
 	policies := 0
 	for key, o := range objects {
 		name, found := strings.CutPrefix(key, "ValidatingAdmissionPolicy ")
@@ -176,18 +276,18 @@ func TestPoliciesAreBound(t *testing.T) {
 			t.Errorf("%s: failurePolicy %v", name, o.at("spec", "failurePolicy"))
 		}
 	}
-	if policies != 2 {
+	if policies != 3 {
 		t.Errorf("%d policies", policies)
 	}
 }
 
-func asPod(t *testing.T, of map[string]any) *corev1.Pod {
+// as reads an object into one of its type.
+func as[T any](t *testing.T, into T, of map[string]any) T {
 	t.Helper()
-	pod := &corev1.Pod{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(of, pod); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(of, into); err != nil {
 		t.Fatal(err)
 	}
-	return pod
+	return into
 }
 
 // merged is base with a change laid over it; null takes away, lists are replaced.
@@ -221,7 +321,7 @@ type policy struct {
 func policyOf(t *testing.T, name string) policy {
 	t.Helper()
 	p := &admissionv1.ValidatingAdmissionPolicy{}
-	if err := yaml.UnmarshalStrict([]byte(text(t, installation{}.objects(t)["ValidatingAdmissionPolicy "+name])), p); err != nil {
+	if err := yaml.UnmarshalStrict([]byte(text(t, installation{values: nodeWriter}.objects(t)["ValidatingAdmissionPolicy "+name])), p); err != nil {
 		t.Fatal(err)
 	}
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))

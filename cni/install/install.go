@@ -162,6 +162,16 @@ func (i *Installer) State() State {
 	return i.state
 }
 
+// Present says whether the runtime has our plugin already, as an earlier agent has left it
+// there. It is to be asked before Run.
+func (i *Installer) Present() bool {
+	if i.config.Mode == Owned {
+		return exists(i.list())
+	}
+	p, err := i.plan()
+	return err == nil && p.present
+}
+
 // watched are the directories in which something may change.
 func (i *Installer) watched() []string {
 	dirs := []string{i.config.BinDir, i.config.ConfDir}

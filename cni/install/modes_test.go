@@ -40,8 +40,14 @@ func TestFromModeToMode(t *testing.T) {
 				p := newPlace(t).in(from)
 				p.primary("10-net.conflist", bridgeList)
 				close(p.ready)
+				if p.Present() {
+					t.Error("the plugin is said to be there before it is")
+				}
 				p.look(t.Context())
 				p.becomes(want[from])
+				if !p.Present() {
+					t.Error("the plugin is not said to be there")
+				}
 				p.in(to).look(t.Context())
 				want := want[to]
 				if from == Chained && to == Owned {

@@ -61,8 +61,11 @@ func askVersions(path string) ([]string, error) {
 	defer cancel()
 	out, err := execute(ctx, path)
 	for errors.Is(err, unix.ETXTBSY) && ctx.Err() == nil { // somebody is writing it
-		time.Sleep(busyPause)
-		out, err = execute(ctx, path)
+		select {
+		case <-ctx.Done():
+		case <-time.After(busyPause):
+			out, err = execute(ctx, path)
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, ctx.Err())

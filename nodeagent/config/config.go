@@ -99,6 +99,9 @@ type Config struct {
 	// Install has the agent install the CNI plugin on its node; left out, it does not.
 	Install *Install `json:"install,omitempty"`
 
+	// Node is what the API is to show of the agent's node, nothing unless it is said.
+	Node Node `json:"node"`
+
 	// Waits bound what a CNI ADD waits for.
 	Waits Waits `json:"waits"`
 	// AckTimeout closes the connection of a proxy that does not answer.
@@ -158,6 +161,7 @@ func Default() Config {
 		DNSCapture:     true,
 		ProbeAddresses: ProbeAddresses{IPv4: ruleset.DefaultProbeIPv4, IPv6: ruleset.DefaultProbeIPv6},
 		Probes:         hostnet.SNAT, ProbeMark: hostnet.DefaultMark, KubeletProcesses: hostnet.DefaultNames(),
+		Node:          Node{Taint: TaintNone},
 		Waits:         Waits{Pod: seconds(5), Proxy: seconds(5), Ack: seconds(5)},
 		AckTimeout:    seconds(10),
 		ReleaseGrace:  seconds(5),

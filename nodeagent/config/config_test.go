@@ -85,6 +85,7 @@ waits: {proxy: 250ms}
 probes: hostIP
 probeMark: 0x80000
 kubeletProcesses: [hyperkube]
+node: {condition: true}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -100,6 +101,9 @@ kubeletProcesses: [hyperkube]
 	}
 	if got.Waits.Proxy.Duration != 250*time.Millisecond || got.Waits.Pod.Duration != 5*time.Second {
 		t.Errorf("waits %+v: the one that is named changes, the others keep their default", got.Waits)
+	}
+	if got.Node != (config.Node{Taint: config.TaintNone, Condition: true}) {
+		t.Errorf("node %+v", got.Node)
 	}
 	if got.Kubeconfig != "/etc/kubeconfig" || got.NodeName != "node1" {
 		t.Errorf("kubeconfig %q, nodeName %q", got.Kubeconfig, got.NodeName)
@@ -161,6 +165,7 @@ func TestRefusals(t *testing.T) {
 		"probe mark":          {head + "probeMark: 0x3000\n", "probeMark: 0x3000 is not one bit, as 0x1000"},
 		"no kubelet":          {head + "kubeletProcesses: []\n", "kubeletProcesses: the list is empty"},
 		"kubelet's name":      {head + "kubeletProcesses: [kubelet, /usr/local/bin/kubelet]\n", `kubeletProcesses[1]: "/usr/local/bin/kubelet" is no process's name`},
+		"taint":               {head + "node: {taint: 'off'}\n", `node.taint: "off" is neither none, remove, start nor unready`},
 		"http address":        {head + "httpAddress: localhost\n", `httpAddress: "localhost" is not host:port or :port`},
 		"operator": {
 			head + "enablementSelectors: [{podSelector: {matchExpressions: [{key: a, operator: Is}]}}]\n",

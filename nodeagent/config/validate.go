@@ -30,6 +30,7 @@ func (c Config) Validate() error {
 		absolute("cniCache", c.CNICache),
 		optional("kubeconfig", c.Kubeconfig),
 		c.Install.validate(),
+		c.Node.validate(),
 		family("probeAddresses.ipv4", c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv4.Is4(), "IPv4"),
 		family("probeAddresses.ipv6", c.ProbeAddresses.IPv6, c.ProbeAddresses.IPv6.Is6() && !c.ProbeAddresses.IPv6.Is4In6(), "IPv6"),
 		c.probes(),

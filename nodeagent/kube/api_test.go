@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// An api is an API server of pods, namespaces, runtime classes and events that behaves: versions, watches,
+// An api is an API server of pods, namespaces, runtime classes, nodes and events that behaves: versions, watches,
 // lists that expire, patches that keep what they do not name, a UID that is checked.
 type api struct {
 	mu         sync.Mutex
@@ -29,6 +29,8 @@ type api struct {
 	streaming  bool
 	anyCache   bool // somebody has asked for a list that may be old
 	pods       map[name]*corev1.Pod
+	nodes      map[string]*corev1.Node
+	oldNodes   map[string]*corev1.Node // what a server's cache has that lags, if one does
 	namespaces map[string]*metav1.PartialObjectMetadata
 	classes    map[string]*nodev1.RuntimeClass
 	sets       map[string]*metav1.PartialObjectMetadata // the DaemonSets
@@ -52,7 +54,7 @@ type change struct {
 
 func newAPI() *api {
 	return &api{
-		version: 100, streaming: true, pods: map[name]*corev1.Pod{}, namespaces: map[string]*metav1.PartialObjectMetadata{},
+		version: 100, streaming: true, pods: map[name]*corev1.Pod{}, nodes: map[string]*corev1.Node{}, namespaces: map[string]*metav1.PartialObjectMetadata{},
 		classes: map[string]*nodev1.RuntimeClass{}, sets: map[string]*metav1.PartialObjectMetadata{},
 		events: map[string]*eventsv1.Event{}, woken: make(chan struct{}), cut: make(chan struct{}), agents: map[string]bool{},
 	}
@@ -230,6 +232,8 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.watch(w, r)
 	case r.Method == http.MethodPost || len(path) == 7 && path[1] == "events.k8s.io":
 		a.event(w, path, body)
+	case len(path) > 2 && path[2] == "nodes":
+		a.serveNode(w, r, path, body)
 	case r.Method == http.MethodPatch:
 		a.patch(w, name{path[3], path[5]}, body)
 	case len(path) == 3 || kindOf(r) == "RuntimeClass":

@@ -18,6 +18,10 @@
 //
 // Neither is ever read as proof of anything.
 //
+// Of the node itself, where the configuration asks for it (NodeWriter): the startup taint
+// goes when the agent is ready, and is put there when it starts or has not been ready for
+// 30 s; the condition fairlead.io/Ready is True at once, and False after as long.
+//
 // People are told by events on the pod when it bypasses, is blocked, unsupported or long
 // on its way, when its start failed, when older connections go past the proxy, and when
 // its rules had to be repaired though it does not end; the event's reason is the one in
@@ -33,6 +37,8 @@
 //	runtimeclasses   list, watch (of the group node.k8s.io)
 //	events           create, patch (of the group events.k8s.io)
 //	daemonsets       get, of its own (of the group apps)
+//	nodes            get; patch, if the startup taint is asked for
+//	nodes/status     patch, if the node's condition is; neither otherwise
 //
 // # Failures it survives
 //
@@ -58,6 +64,14 @@
 //   - Somebody else's hand on the annotation or the condition: corrected.
 //   - A proxy that is replaced, a state that changes back and forth, a message that
 //     changes all the time: hardly seen by the API, and by the mesh not at all.
+//   - Others who write the node's taints, which are one list, at the same moment: by its
+//     version the API server refuses a list that was made of an older one, and ours is made
+//     again. A cache of the API's that lags decides nothing.
+//   - A node that is deleted and made again: it is looked at every 30 s, and another UID is
+//     another node. A taint that is taken away by hand while the agent is not ready is not put
+//     back until it has been ready again.
+//   - An agent that ends, or hangs, beside its successor: at its end it changes nothing, and
+//     what is still on its way is corrected by the one that runs.
 //   - A flood of events: of one pod's and of the node's so many are sent; what is the same
 //     is counted; the rest is dropped, and nobody waits for it.
 //   - Thousands of pods in the cluster, objects full of what is not ours: neither is kept.

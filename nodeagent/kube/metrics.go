@@ -9,6 +9,9 @@ type Metrics struct {
 	writes   *prometheus.CounterVec
 	outdated prometheus.Gauge
 	events   *prometheus.CounterVec
+
+	nodeWrites *prometheus.CounterVec
+	nodeLate   prometheus.Gauge
 }
 
 // How a request ended.
@@ -37,8 +40,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_events_total", Help: "Events about pods, by result: ok, failed, dropped (there were too many).",
 		}, []string{"result"}),
+		nodeWrites: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "fairlead_api_node_writes_total", Help: "Patches of the agent's own node, by resource (nodes: its taints; nodes/status: its condition) and result: ok, failed (and tried again), gone (it had changed).",
+		}, []string{"resource", "result"}),
+		nodeLate: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "fairlead_api_node_outdated", Help: "1 while the Kubernetes API does not show of the agent's own node what it should, because a request has failed, else 0.",
+		}),
 	}
-	reg.MustRegister(m.watches, m.away, m.writes, m.outdated, m.events)
+	reg.MustRegister(m.watches, m.away, m.writes, m.outdated, m.events, m.nodeWrites, m.nodeLate)
 	return m
 }
 
@@ -61,12 +70,24 @@ func (m *Metrics) hears(resource string, does bool) {
 	m.away.WithLabelValues(resource).Set(away)
 }
 
-func (m *Metrics) wrote(err error) {
-	how := result(err)
-	if err != nil && over(err) {
-		how = resultGone
+func (m *Metrics) wrote(err error) { m.writes.WithLabelValues(resultOfWrite(err)).Inc() }
+
+func (m *Metrics) wroteNode(resource string, err error) {
+	m.nodeWrites.WithLabelValues(resource, resultOfWrite(err)).Inc()
+}
+
+func (m *Metrics) nodeOutdated(is bool) {
+	m.nodeLate.Set(0)
+	if is {
+		m.nodeLate.Set(1)
 	}
-	m.writes.WithLabelValues(how).Inc()
+}
+
+func resultOfWrite(err error) string {
+	if err != nil && over(err) {
+		return resultGone
+	}
+	return result(err)
 }
 
 func (m *Metrics) sent(err error) { m.events.WithLabelValues(result(err)).Inc() }

@@ -42,7 +42,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $_ := set $platform $name . -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.node.taint -}}
+{{- $_ := set $platform "taint" . -}}
+{{- end -}}
 {{- toYaml $platform -}}
+{{- end -}}
+
+{{/* Whether the agent writes its node's taints: not empty. */}}
+{{- define "fairlead.writesTaint" -}}
+{{- $platform := include "fairlead.platform" . | fromYaml -}}
+{{- if ne $platform.taint "none" -}}true{{- end -}}
 {{- end -}}
 
 {{/* The agent's configuration file. It sees the runtime's by the node's first process. */}}
@@ -62,6 +71,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   "logLevel" .Values.logging.level
   "excludeNamespaces" .Values.excludeNamespaces
   "dnsCapture" .Values.ambient.dnsCapture
+  "node" (dict "taint" $platform.taint "condition" .Values.node.condition)
   "install" (dict
     "cniBinDir" $platform.cniBinDir
     "cniConfDir" $platform.cniConfDir

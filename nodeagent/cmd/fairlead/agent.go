@@ -88,8 +88,9 @@ type agent struct {
 
 	registry   *prometheus.Registry
 	pods       source
-	kube       *kube.Source // pods, if that is what they are
-	writer     *kube.Writer // nil without kube
+	kube       *kube.Source     // pods, if that is what they are
+	writer     *kube.Writer     // nil without kube
+	nodeWriter *kube.NodeWriter // nil: nothing is written of the node
 	proxies    *proxylink.Server
 	watcher    *watch.Watcher
 	probes     *hostnet.Exemption
@@ -200,6 +201,9 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { return dir.run(ctx) })
 	group.Go(func() error { return a.announceReady(ctx, dir) })
 	group.Go(func() error { return a.keepInstalled(ctx) })
+	if a.nodeWriter != nil {
+		group.Go(func() error { return a.unlessUninstalled(ctx, a.nodeWriter.Run, a.nodeWriter.Leave) })
+	}
 	if health != nil {
 		group.Go(func() error {
 			return metrics.Run(ctx, health, metrics.Config{
@@ -248,6 +252,25 @@ func (a *agent) announceReady(ctx context.Context, dir *runDir) error {
 // ready says why the agent is not ready, or nil. It does not wait for a proxy:
 // the proxy's own pod starts through our plugin.
 func (a *agent) ready() error {
+	if err := a.known(); err != nil {
+		return err
+	}
+	return a.installed()
+}
+
+// nodeReady is ready, with a reason of one word.
+func (a *agent) nodeReady() (reason string, err error) {
+	if err := a.known(); err != nil {
+		return "Starting", err
+	}
+	if err := a.installed(); err != nil {
+		return "NotInstalled", err
+	}
+	return "OK", nil
+}
+
+// known says why the node's pods are not all known, or nil.
+func (a *agent) known() error {
 	for _, step := range []struct {
 		known <-chan struct{}
 		not   string
@@ -261,7 +284,7 @@ func (a *agent) ready() error {
 			return errors.New(step.not)
 		}
 	}
-	return a.installed()
+	return nil
 }
 
 // proxyPIDs are the processes whose network namespaces are no pod's.

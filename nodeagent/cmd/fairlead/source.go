@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
+	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
 	"github.com/fairlead-mesh/fairlead/nodeagent/kube"
 	"github.com/fairlead-mesh/fairlead/nodeagent/manifests"
@@ -71,6 +72,26 @@ func (a *agent) openKubernetes() error {
 	a.writer, err = kube.NewWriter(kube.WriterConfig{
 		Source: a.kube, Report: func() []status.Pod { return a.reconciler.Report() }, Logger: a.logger,
 	})
+	if err != nil {
+		return err
+	}
+	return a.openNode()
+}
+
+// openNode has the API show of the node what the configuration says. Where the runtime has
+// the plugin, no pod starts past it while an agent starts: no taint is needed for that.
+func (a *agent) openNode() (err error) {
+	c := a.config.Node
+	if c.Taint == config.TaintNone && !c.Condition {
+		return nil
+	}
+	start := c.Taint == config.TaintStart || c.Taint == config.TaintUnready
+	a.nodeWriter, err = kube.NewNodeWriter(kube.NodeWriterConfig{
+		Source: a.kube, Ready: a.nodeReady, Condition: c.Condition,
+		Taint: c.Taint != config.TaintNone, Guard: c.Taint == config.TaintUnready,
+		PutBack: start && a.installer != nil && !a.installer.Present(),
+		Logger:  a.logger,
+	})
 	return err
 }
 
@@ -95,6 +116,9 @@ func (a *agent) problems() []string {
 	problems := a.pods.Problems()
 	if a.writer != nil {
 		problems = append(problems, a.writer.Problems()...)
+	}
+	if a.nodeWriter != nil {
+		problems = append(problems, a.nodeWriter.Problems()...)
 	}
 	return problems
 }

@@ -22,6 +22,9 @@ func (a *agent) Uninstall(ctx context.Context, done func(status.Step) error) err
 	}
 	var errs []error
 	say := func(s status.Step) { errs = append(errs, done(s)) }
+	if a.nodeWriter != nil { // first: an agent that is not installed would put the taint back
+		say(step("the node's startup taint and its condition in the API", a.nodeWriter.Leave(ctx)))
+	}
 	say(a.removeList(ctx))
 	say(step("the rules in the host's network namespace (table inet fairlead)", a.probes.Remove(ctx)))
 	say(a.removeRemnants(ctx))
