@@ -32,15 +32,18 @@
 //   - No inotify instances left, notifications lost, a directory exchanged: the look at
 //     every poll needs none.
 //   - A list that we must not copy, or not extend (Multus's, one without plugins of its
-//     own, one of a CNI version that our plugin does not speak, one with ours already):
-//     refused by name, since every ADD of the node would fail, or be done twice.
+//     own, one of a CNI version that our plugin does not speak, one with ours already,
+//     one in which ours would come first): refused by name, since every ADD of the node would
+//     fail, or be done twice.
 //   - A file that the runtime takes instead of ours, a runtime that reads other
-//     directories or more than one list: named.
+//     directories, more than one list, or a list of another name: named.
 //   - A runtime, or a plugin of the primary's, for which the version of our list is not to
 //     be raised ([StatusAlways]), since every ADD would fail: they are asked first, it stays
 //     as it is, and who stands against it is named. One that does not answer is not waited
 //     for.
 //   - ADDs that wait while a list has to change: the change waits for them, for ten
 //     seconds at most, lest all others wait for both ([Config.Hold]).
-//   - A mode that is exchanged for another one: the new is there before the old goes.
+//   - A mode that is exchanged for another one: the new is there before the old goes, and
+//     the old stays while the runtime would not see the new.
+//   - A removal that fails in part: the plugin's binary stays while it may be named.
 package install

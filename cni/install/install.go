@@ -70,7 +70,8 @@ type Installer struct {
 	hints  *hints
 
 	working  sync.Mutex // held while files are looked at or changed
-	removed  bool       // on purpose
+	leaving  bool       // ours is removed on purpose, and not put there again
+	unnamed  bool       // and nothing of the runtime's names our plugin any more
 	fight    fight
 	loader   loader
 	programs programs
@@ -186,7 +187,7 @@ func (i *Installer) watched() []string {
 func (i *Installer) look(ctx context.Context) {
 	i.working.Lock()
 	defer i.working.Unlock()
-	if i.removed {
+	if i.leaving {
 		return
 	}
 	v := i.judge()
@@ -194,11 +195,15 @@ func (i *Installer) look(ctx context.Context) {
 	if state.Problem = i.installBinary(); state.Problem == nil {
 		state.Problem = v.harmful
 	}
-	if state.Problem == nil {
-		state.Problem = i.configure(ctx, &state)
-	}
+	var unseen error
 	if i.config.Mode == DropIn {
-		v.differs = errors.Join(v.differs, i.loader.passesOver(i.config.Proc))
+		unseen = i.loader.passesOver(i.config.Proc)
+		v.differs = errors.Join(v.differs, unseen)
+	}
+	if state.Problem == nil {
+		// While the runtime does not see what is put there, what another mode has left is
+		// all that has our plugin executed.
+		state.Problem = i.configure(ctx, &state, unseen != nil)
 	}
 	if v.differs != nil {
 		state.Problem = errors.Join(v.differs, state.Problem)
@@ -243,8 +248,9 @@ func (i *Installer) installBinary() error {
 	return nil
 }
 
-// configure has the runtime execute our plugin, and nothing else of ours.
-func (i *Installer) configure(ctx context.Context, state *State) error {
+// configure has the runtime execute our plugin, and nothing else of ours, unless what
+// another mode has left is to stay.
+func (i *Installer) configure(ctx context.Context, state *State, keep bool) error {
 	p, err := i.plan()
 	if state.Primary, state.Mute = p.primary, p.mute; err != nil {
 		return err
@@ -272,8 +278,10 @@ func (i *Installer) configure(ctx context.Context, state *State) error {
 		}
 	}
 	i.fight.stands(p, time.Now())
-	if err := i.tidy(p); err != nil {
-		return fmt.Errorf("cannot take away what another mode has left: %w", remedy(err, i.config.ConfDir, "cniConfDir"))
+	if !keep {
+		if err := i.tidy(p); err != nil {
+			return fmt.Errorf("cannot take away what another mode has left: %w", remedy(err, i.config.ConfDir, "cniConfDir"))
+		}
 	}
 	if p.before != "" {
 		return fmt.Errorf("%s sorts before %s, and the runtime uses the first: rename it so that it sorts after",
@@ -338,9 +346,7 @@ func (i *Installer) list() string { return filepath.Join(i.config.ConfDir, ListN
 func (i *Installer) clean() {
 	i.working.Lock()
 	defer i.working.Unlock()
-	_ = os.Remove(filepath.Join(i.config.BinDir, tempName(PluginName)))
-	_ = os.Remove(filepath.Join(i.config.ConfDir, tempName(ListName)))
-	_ = os.Remove(filepath.Join(i.config.ConfDir, tempName(dropInName)))
+	_ = i.removeTemps()
 }
 
 // remedy adds what to do about errors of a directory.

@@ -40,6 +40,16 @@ func TestLoader(t *testing.T) {
 	close(p.ready)
 	p.look(t.Context())
 	p.becomes(strings.Replace(dropInAll, "<nil>", want, 1))
+	p = newPlace(t) // from mode owned: the list that works stays until the runtime is another
+	p.config.Proc, p.loader = proc, l
+	p.primary("10-net.conflist", bridgeList)
+	close(p.ready)
+	p.look(t.Context())
+	p.in(DropIn).look(t.Context())
+	p.becomes(strings.Replace(binaryThere+listThere+bridgeThere+dropInThere+noProblem, "<nil>", want, 1))
+	p.loader.running[0].version = "v1.3.0"
+	p.look(t.Context())
+	p.becomes(dropInAll)
 	if err := os.RemoveAll(filepath.Join(proc, "3")); err != nil {
 		t.Fatal(err)
 	}

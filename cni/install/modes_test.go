@@ -127,6 +127,37 @@ func TestDropIn(t *testing.T) {
 	p.becomes(strings.NewReplacer("net/fair", "two/fair", "x net", "x two", `"net"`, `"two"`).Replace(dropInAll))
 }
 
+// Our plugin is never the first that the runtime executes: it has no interface then.
+func TestDropInIsNotTheFirst(t *testing.T) {
+	p := newPlace(t).in(DropIn)
+	p.primary("10-net.conflist", `{"cniVersion": "1.0.0", "name": "net"}`)
+	close(p.ready)
+	p.look(t.Context())
+	want := p.conf + "/net none sorts before fairlead.conf: ours would be the first"
+	says := func() {
+		t.Helper()
+		if got := text(p.State().Problem); !strings.Contains(got, want) {
+			t.Errorf("the problem is %q, want it to say %q", got, want)
+		}
+		if exists(filepath.Join(p.conf, "net", dropInName)) {
+			t.Error("it is there")
+		}
+	}
+	says()
+	if err := os.MkdirAll(filepath.Join(p.conf, "net", "a.conf"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.primary("net/tuning.conf", `{"type": "tuning"}`)
+	p.primary("net/bridge.conflist", `{"type": "bridge"}`)
+	p.look(t.Context())
+	says()
+	p.primary("net/bridge.conf", `{"type": "bridge"}`)
+	p.look(t.Context())
+	if err := p.State().Problem; err != nil || !exists(filepath.Join(p.conf, "net", dropInName)) {
+		t.Errorf("behind another it is not there: %v", err)
+	}
+}
+
 // The runtime hears of a drop-in by what it watches: its own directory. It is told again
 // when an agent was killed before it had.
 func TestDropInIsNoticed(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // A Mode is how the runtime is made to execute the plugin.
@@ -122,7 +123,20 @@ func (i *Installer) planDropIn(f *found, p *plan) error {
 			return errors.New("istio-cni stands in it: uninstall istio-cni first, or set install.mode to owned, which leaves it out")
 		}
 	}
+	if dir := filepath.Dir(p.path); len(f.list.plugins) == 0 && !somethingBefore(dir) {
+		return fmt.Errorf("it has no plugins of its own, and of those in %s none sorts before %s: ours would be the first, with no interface to work on; "+
+			"have the network's plugins stand in the list, or in files (*.conf) that sort before it", dir, dropInName)
+	}
 	return speaks(f.list.versions)
+}
+
+// somethingBefore says whether the runtime executes somebody else's plugin before a drop-in
+// in a directory of plugins, which it takes in the order of names.
+func somethingBefore(dir string) bool {
+	entries, _ := os.ReadDir(dir) // if there is none, the runtime loads nothing from it
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
+		return !e.IsDir() && filepath.Ext(e.Name()) == ".conf" && e.Name() < dropInName
+	})
 }
 
 // twice says whether the runtime would execute our plugin twice: somebody else has put

@@ -18,7 +18,8 @@ type runtime struct {
 	files   []string // that say it
 	confDir string
 	binDirs []string
-	lists   int64 // how many it loads; 0 is all there are
+	lists   int64  // how many it loads; 0 is all there are
+	network string // the name of the one that it uses, whatever the order of files; empty: the first
 }
 
 // criPlugins are what containerd calls its plugin that has CNI, from version 1 of its
@@ -75,6 +76,9 @@ func (r *runtime) readContainerd(cni map[string]any) {
 
 func (r *runtime) readCRIO(network map[string]any) {
 	r.confDir = cmp.Or(word(network["network_dir"]), r.confDir)
+	if name, ok := network["cni_default_network"].(string); ok {
+		r.network = name
+	}
 	if dirs := words(network["plugin_dirs"]); dirs != nil {
 		r.binDirs = dirs
 	}
@@ -137,8 +141,9 @@ type verdict struct {
 // run.
 func (i *Installer) judge() verdict {
 	var best verdict
+	f, _ := survey(i.config.ConfDir) // without a primary nothing is compared with it
 	for n, r := range readRuntimes(i.config.RuntimeConfigs) {
-		v := r.judge(i.config)
+		v := r.judge(i.config, f.list)
 		if n == 0 || v.differs == nil && best.differs != nil {
 			best = v
 		}
@@ -146,7 +151,7 @@ func (i *Installer) judge() verdict {
 	return best
 }
 
-func (r runtime) judge(c Config) verdict {
+func (r runtime) judge(c Config, primary *list) verdict {
 	v := verdict{runtime: fmt.Sprintf("%s (%s)", r.name, strings.Join(r.files, ", "))}
 	var errs []error
 	if !samePath(r.confDir, c.ConfDir) {
@@ -154,6 +159,10 @@ func (r runtime) judge(c Config) verdict {
 	}
 	if !slices.ContainsFunc(r.binDirs, func(dir string) bool { return samePath(dir, c.BinDir) }) {
 		errs = append(errs, fmt.Errorf("%s looks for plugins in %s, and install.cniBinDir is %s: give the runtime's", v.runtime, strings.Join(r.binDirs, ", "), c.BinDir))
+	}
+	if r.network != "" && primary != nil && primary.name != r.network {
+		errs = append(errs, fmt.Errorf("%s uses the network %s (cni_default_network), and the primary network configuration, %s, is named %q: have both say the same",
+			v.runtime, r.network, filepath.Join(c.ConfDir, primary.file), primary.name))
 	}
 	v.differs = errors.Join(errs...)
 	if r.lists != 1 && c.Mode == Owned {

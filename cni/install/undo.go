@@ -20,28 +20,50 @@ func (i *Installer) Remove(ctx context.Context) error {
 	defer i.hold(ctx)()
 	i.working.Lock()
 	defer i.working.Unlock()
-	i.removed = true
+	i.leaving = true
 	err := errors.Join(i.sweep(""), i.unchain())
+	i.unnamed = err == nil
 	if err != nil {
 		err = fmt.Errorf("cannot take fairlead-cni out of the runtime's configuration: %w; pods may not be able to start until that is done", err)
 	}
+	err = errors.Join(err, i.removeTemps())
 	i.set(State{Problem: errors.Join(errors.New("the plugin was removed from the runtime's configuration on purpose"), err)})
 	return err
 }
 
-// RemoveBinary removes the plugin's binary, after Remove. A runtime may execute it even
-// so: until it has loaded its configuration again, and for a pod's DEL what the list
-// named at the ADD (CRI-O). A pod whose DEL finds no binary cannot be deleted.
+// ErrNamed is why the plugin's binary is not removed: every ADD and DEL of the node would fail.
+var ErrNamed = errors.New("the runtime's configuration still names it")
+
+// RemoveBinary removes the plugin's binary; with ErrNamed, unless Remove has succeeded. A
+// runtime may execute it even so: until it has loaded its configuration again, and for a
+// pod's DEL what the list named at the ADD (CRI-O). A pod whose DEL finds no binary cannot
+// be deleted.
 func (i *Installer) RemoveBinary() error {
 	i.working.Lock()
 	defer i.working.Unlock()
-	if !i.removed {
-		return errors.New("cannot remove the plugin's binary: the runtime's configuration names it")
+	if !i.unnamed {
+		return fmt.Errorf("cannot remove the plugin's binary: %w", ErrNamed)
 	}
 	if err := removeFile(i.config.BinDir, PluginName); err != nil {
 		return fmt.Errorf("cannot remove the plugin's binary: %w", err)
 	}
 	return nil
+}
+
+// removeTemps removes files that were not whole yet when an agent was killed, and the
+// directories that were made for them.
+func (i *Installer) removeTemps() error {
+	errs := []error{
+		removeFile(i.config.BinDir, tempName(PluginName)),
+		removeFile(i.config.ConfDir, tempName(ListName)),
+		removeFile(i.config.ConfDir, tempName(dropInName)),
+	}
+	inside, _ := filepath.Glob(filepath.Join(i.config.ConfDir, "*", tempName(dropInName))) // the pattern is a valid one
+	for _, path := range inside {
+		errs = append(errs, os.Remove(path))
+		_ = os.Remove(filepath.Dir(path)) // fails where others have plugins in it
+	}
+	return errors.Join(errs...)
 }
 
 // sweep removes files that are ours, but for one.
@@ -108,6 +130,9 @@ func unchainFrom(dir, name string, text []byte) error {
 		return errors.New("nothing but fairlead-cni stands in it, and it was not made by the agent: remove it")
 	case !slices.ContainsFunc(c.plugins, isOurs):
 		return nil // our name stands there for something else
+	}
+	if target, err := os.Readlink(filepath.Join(dir, name)); err == nil {
+		return fmt.Errorf("it is a link to %s, and not replaced by a file: take the entry of fairlead-cni out of that by hand", target)
 	}
 	return edit(dir, name, c.without(), text)
 }

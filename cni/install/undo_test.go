@@ -36,14 +36,19 @@ func TestRemoveAll(t *testing.T) {
 		p.primary(filepath.Join(dir, dropInName), ourEntry)
 	}
 	write(t, filepath.Join(p.bin, PluginName), "the plugin")
-	if err := p.RemoveBinary(); err == nil {
-		t.Error("the binary was removed while it is named")
+	named := func() {
+		t.Helper()
+		if err := p.RemoveBinary(); !errors.Is(err, ErrNamed) || !exists(filepath.Join(p.bin, PluginName)) {
+			t.Errorf("the binary was removed while it is named: %v", err)
+		}
 	}
+	named()
 	for range 2 {
 		err := p.Remove(t.Context())
 		if want := "40-single.conf: nothing but fairlead-cni stands in it"; err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("of what was not made by the agent: %v", err)
 		}
+		named()
 	}
 	if diff := cmp.Diff(before, tree(t, p.conf)); diff != "" {
 		t.Errorf("(-before +after)\n%s", diff)
@@ -58,6 +63,46 @@ func TestRemoveAll(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(p.bin); err != nil || len(entries) != 0 {
 		t.Errorf("of binaries there are %v (%v)", entries, err)
+	}
+}
+
+// What an agent has left that was killed while it wrote goes, too, and the directories that
+// it has made for that; others' stay.
+func TestRemoveWhatWasNotWholeYet(t *testing.T) {
+	p := newPlace(t)
+	p.primary("10-net.conflist", bridgeList)
+	for _, dir := range []string{"net", "others"} {
+		if err := os.Mkdir(filepath.Join(p.conf, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		p.primary(filepath.Join(dir, tempName(dropInName)), "{")
+	}
+	p.primary("others/tuning.conf", `{"type": "tuning"}`)
+	p.primary(tempName(ListName), "{")
+	p.primary(tempName(dropInName), "")
+	write(t, filepath.Join(p.bin, tempName(PluginName)), "the")
+	if err := p.Remove(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.becomes(bridgeThere + "drwxr-xr-x others\n-rw-r--r-- others/tuning.conf {\"type\": \"tuning\"}\n" +
+		"primary \"\", problem the plugin was removed from the runtime's configuration on purpose\n")
+}
+
+// A list that is a link stays one, and is named.
+func TestRemoveFromALink(t *testing.T) {
+	p := newPlace(t)
+	target := filepath.Join(filepath.Dir(p.conf), "real")
+	write(t, target, strings.Replace(bridgeList, "]", ", "+ourEntry+"]", 1))
+	if err := os.Symlink("../real", filepath.Join(p.conf, "10-net.conflist")); err != nil {
+		t.Fatal(err)
+	}
+	before := tree(t, filepath.Dir(p.conf))
+	err := p.Remove(t.Context())
+	if want := p.conf + "/10-net.conflist: it is a link to ../real"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want it to say %s", err, want)
+	}
+	if diff := cmp.Diff(before, tree(t, filepath.Dir(p.conf))); diff != "" {
+		t.Errorf("(-before +after)\n%s", diff)
 	}
 }
 
