@@ -115,7 +115,7 @@ func TestAddGivesUpOnAnAbsentAgent(t *testing.T) {
 		w := newWorld(t, "ADD")
 		w.agent.answer = always(nil, errAbsent)
 		begin := time.Now()
-		w.fails(agentapi.CodeNoAgent, "pod shop/web-0 cannot start", "is not running", "; waited 5s; ", "agent.sock", "connection refused",
+		w.fails(agentapi.CodeNoAgent, "pod shop/web-0 cannot start", "is not running", "; waited 5s; ", "if none is meant to run here any more, run fairlead uninstall, ", "agent.sock", "connection refused",
 			"; waited 5s; ", "cni.log", "only pods of kube-system, fairlead-system start without it")
 		if took := time.Since(begin); took > 5*time.Second || took < 5*time.Second-maxPause {
 			t.Errorf("gave up after %v, want 5 s", took)

@@ -203,7 +203,7 @@ func TestStatus(t *testing.T) {
 	w := newWorld(t, "STATUS")
 	conf := w.confVersion("1.1.0", neverOrphaned)
 	w.input(conf)
-	w.fails(types.ErrPluginNotAvailable, agentapi.ReadyFile(w.socket), "check its pod", "remove 02-fairlead.conflist")
+	w.fails(types.ErrPluginNotAvailable, agentapi.ReadyFile(w.socket), "check its pod", "run fairlead uninstall, or take fairlead-cni out of", "the file 02-fairlead.conflist, fairlead.conf in a directory there, or its entry")
 
 	next := newWorld(t, "STATUS")
 	if err := agentapi.MarkReady(w.socket); err != nil {

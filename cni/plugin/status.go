@@ -17,8 +17,10 @@ import (
 // then it is not expected any more, and STATUS does not keep the node from being ready.
 const orphanAfter = 30 * time.Minute
 
-// leftover says what to do where no agent is meant to run any more.
-const leftover = "if none is meant to run here any more, remove 02-fairlead.conflist from the runtime's directory of network configurations (/etc/cni/net.d, if it is the usual one), or run fairlead uninstall"
+// leftover says what to do where no agent is meant to run any more. In which way the plugin
+// was installed it does not know.
+const leftover = "if none is meant to run here any more, run fairlead uninstall, or take fairlead-cni out of the runtime's directory of network configurations " +
+	"(/etc/cni/net.d, if it is the usual one): the file 02-fairlead.conflist, fairlead.conf in a directory there, or its entry in another list"
 
 // status succeeds once the agent has been ready since the node booted. Whether
 // it runs now is ADD's question: a node that is not ready evicts its pods.

@@ -39,7 +39,7 @@ func TestAgentAbsent(t *testing.T) {
 func TestAgentNeverStarted(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "1.0.0")
-	fails(t, n.add(t.Context()), agentapi.CodeNoAgent, n.socket, "no such file", "is not running")
+	fails(t, n.add(t.Context()), agentapi.CodeNoAgent, n.socket, "no such file", "is not running", "if none is meant to run here any more, run fairlead uninstall")
 }
 
 func TestPodsThatMayStartWithoutTheAgent(t *testing.T) {

@@ -102,7 +102,7 @@ func TestDelAgainAndAgain(t *testing.T) {
 func TestStatus(t *testing.T) {
 	n := newNode(t, "1.1.0", `"orphanAfter":"876000h"`)
 	agent := startAgent(t, n.socket, always(nil))
-	fails(t, n.GetStatusNetworkList(t.Context(), n.list), types.ErrPluginNotAvailable, agentapi.ReadyFile(n.socket), "remove 02-fairlead.conflist")
+	fails(t, n.GetStatusNetworkList(t.Context(), n.list), types.ErrPluginNotAvailable, agentapi.ReadyFile(n.socket), "run fairlead uninstall, or take fairlead-cni out of", "the file 02-fairlead.conflist, fairlead.conf in a directory there, or its entry")
 	if err := agentapi.MarkReady(n.socket); err != nil {
 		t.Fatal(err)
 	}
