@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 21) }
+func TestMain(m *testing.M) { netlab.Main(m, 23) }
 
 // binaries builds what the stories run, once, and returns the directory.
 var binaries = sync.OnceValues(func() (string, error) {

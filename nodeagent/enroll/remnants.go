@@ -13,10 +13,11 @@ import (
 // Sweep takes what is ours out of every sandbox of the node's runtime in which it still
 // stands: those of pods that nobody knows any more. It looks where the runtime says that it
 // has sandboxes, and not at all namespaces: there may be other nodes on the machine, with
-// agents of their own. It returns where that was. What is redirected there is not drained. It is called when the node's pods have been
-// released.
-func (o Opener) Sweep(ctx context.Context) (swept []string, err error) {
-	places, err := o.Finder.Attached(ctx)
+// agents of their own. It returns where that was, and what the runtime has written that
+// cannot be read, and may be about others. What is redirected there is not drained. It is
+// called when the node's pods have been released.
+func (o Opener) Sweep(ctx context.Context) (swept []string, unread []error, err error) {
+	places, unread, err := o.Finder.Attached(ctx)
 	errs := []error{err}
 	for _, place := range places {
 		stands, err := o.stands(ctx, place)
@@ -28,7 +29,7 @@ func (o Opener) Sweep(ctx context.Context) (swept []string, err error) {
 			errs = append(errs, fmt.Errorf("%s: %w", place.Path, err))
 		}
 	}
-	return swept, errors.Join(errs...)
+	return swept, unread, errors.Join(errs...)
 }
 
 // stands looks for our table alone: the rest may be istio-cni's as well.

@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -77,8 +78,8 @@ func TestReadsWhatLibcniWrites(t *testing.T) {
 // version 0.4.0 names one that is none.
 func attached(t *testing.T, f *sandbox.Finder, want ...string) {
 	t.Helper()
-	places, err := f.Attached(t.Context())
-	if err != nil {
+	places, unread, err := f.Attached(t.Context())
+	if err := errors.Join(append(unread, err)...); err != nil {
 		t.Fatal(err)
 	}
 	var got []string

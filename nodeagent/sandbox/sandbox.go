@@ -141,13 +141,13 @@ func (f *Finder) Told(path string) (Place, error) {
 }
 
 // Attached returns the namespaces of all sandboxes that libcni's cache has: where one is
-// mounted now, each once. Whose they are is not asked.
-func (f *Finder) Attached(ctx context.Context) ([]Place, error) {
-	var places []Place
+// mounted now, each once. Whose they are is not asked. unread says what could not be made
+// sense of.
+func (f *Finder) Attached(ctx context.Context) (places []Place, unread []error, err error) {
 	if f.CNICache == "" {
-		return nil, nil
+		return nil, nil, nil
 	}
-	unread, err := readCache(ctx, f.CNICache, func(e entry) error {
+	unread, err = readCache(ctx, f.CNICache, func(e entry) error {
 		for _, path := range e.paths {
 			if mounted(path) != nil || slices.ContainsFunc(places, func(p Place) bool { return p.Path == path }) {
 				continue
@@ -164,7 +164,7 @@ func (f *Finder) Attached(ctx context.Context) ([]Place, error) {
 		}
 		return nil
 	})
-	return places, errors.Join(append(unread, err)...)
+	return places, unread, err
 }
 
 // Open opens the namespace at p, if it still is the one that was found there.

@@ -57,7 +57,7 @@ are the verbs drain and uninstall.`,
 			for _, warning := range c.Warnings() {
 				logger.Warn("the configuration may not mean what it says", "warning", warning)
 			}
-			a, err := newAgent(c, podsFrom, logger)
+			a, err := newAgent(c, podsFrom, false, logger)
 			if err != nil {
 				return err
 			}
@@ -82,6 +82,7 @@ func loadConfig(path string, named bool) (config.Config, error) {
 // An agent is the parts of the node agent, wired.
 type agent struct {
 	config  config.Config
+	guest   bool // it lives while a node without an agent is uninstalled; see withoutAgent
 	started time.Time
 	logger  *slog.Logger
 	source  string
@@ -118,8 +119,8 @@ const (
 	maxClients     = 256
 )
 
-func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, error) {
-	a := &agent{config: c, started: time.Now(), logger: logger, registry: prometheus.NewRegistry(), synced: make(chan struct{}), announced: make(chan struct{}), judged: make(chan struct{})}
+func newAgent(c config.Config, podsFrom string, guest bool, logger *slog.Logger) (*agent, error) {
+	a := &agent{config: c, guest: guest, started: time.Now(), logger: logger, registry: prometheus.NewRegistry(), synced: make(chan struct{}), announced: make(chan struct{}), judged: make(chan struct{})}
 	a.drained = openDrainFile(c.File("agent.sock"))
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := a.newInstaller(c.Install); err != nil {
@@ -153,7 +154,7 @@ func newAgent(c config.Config, podsFrom string, logger *slog.Logger) (*agent, er
 	a.opener = enroll.Opener{Finder: finder, Watcher: a.watcher, Processes: sockets.NewProcesses("/proc"), Exempt: []netip.Addr{c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv6}}
 	if a.reconciler, err = enroll.New(enroll.Config{
 		Policy: policy, Source: a.pods, Unread: a.pods.Unread, Proxies: a.proxies, Probes: a.probes, Records: enroll.RecordDir(c.File("pods")),
-		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: a.opener.Open, Drained: a.drained.state() != nil,
+		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: a.opener.Open, Drained: guest || a.drained.state() != nil,
 		Installed: a.promised,
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
 		PodWait: c.Waits.Pod.Duration, ProxyWait: c.Waits.Proxy.Duration, AckWait: c.Waits.Ack.Duration,
@@ -195,7 +196,9 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { return a.reconciler.Run(ctx) })
 	group.Go(func() error { return a.watcher.Run(ctx) })
 	group.Go(func() error { return a.unlessUninstalled(ctx, a.probes.Run, a.probes.Remove) })
-	group.Go(func() error { return a.proxies.Run(ctx) })
+	if a.listens() {
+		group.Go(func() error { return a.proxies.Run(ctx) })
+	}
 	group.Go(func() error { return a.pods.Run(ctx) })
 	group.Go(func() error { return a.plugins.Run(ctx, dir.listener) })
 	group.Go(func() error { return dir.run(ctx) })

@@ -4,18 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 )
 
 // withoutAgent uninstalls a node on which no agent runs: this process is one, for a while,
-// that knows no pods but those on record, is drained from the first, and installs nothing.
-// So the pods are released as they always are; a node proxy that dials is told, too.
+// that knows no pods but those on record, is drained from the first, and installs nothing: a
+// guest. So the pods are released as they always are; a node proxy that dials is told, too.
+// That the node is drained is written down as it always is, and so not before it has the lock.
 func withoutAgent(cmd *cobra.Command, c config.Config, timeout time.Duration, force bool) (l left, err error) {
 	if os.Geteuid() != 0 {
 		return left{}, errors.New("no agent runs on this node, and only root can do its work")
@@ -30,7 +33,7 @@ func withoutAgent(cmd *cobra.Command, c config.Config, timeout time.Duration, fo
 			return left{}, err
 		}
 	}
-	if err := openDrainFile(socket).set(true); err != nil {
+	if err := os.MkdirAll(c.RunDir, 0o700); err != nil {
 		return left{}, err
 	}
 	nobody, err := os.MkdirTemp(c.RunDir, "nobody")
@@ -39,7 +42,7 @@ func withoutAgent(cmd *cobra.Command, c config.Config, timeout time.Duration, fo
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(nobody)) }()
 	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: max(c.LogLevel, slog.LevelWarn)}))
-	a, err := newAgent(c, nobody, logger)
+	a, err := newAgent(c, nobody, true, logger)
 	if err != nil {
 		return left{}, err
 	}
@@ -54,11 +57,18 @@ func withoutAgent(cmd *cobra.Command, c config.Config, timeout time.Duration, fo
 	case err = <-ended:
 		end()
 	}
-	if err != nil {
-		return l, err
+	return l, err
+}
+
+// listens says whether the agent serves proxies. A guest leaves their socket to whoever has it
+// by now, and has nothing to tell them if no pod is on record.
+func (a *agent) listens() bool {
+	if !a.guest {
+		return true
 	}
-	if last := len(l.Steps) - 1; last >= 0 { // the run directory, which nobody needs any more
-		l.Steps[last] = step(c.RunDir, os.RemoveAll(c.RunDir))
+	if records, err := os.ReadDir(a.config.File("pods")); errors.Is(err, fs.ErrNotExist) || err == nil && len(records) == 0 {
+		return false
 	}
-	return l, nil
+	err := dial(a.config.ProxySocket)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED)
 }

@@ -17,39 +17,82 @@ import (
 // What was said to one agent is known to the next, until it is taken back.
 func TestDrainFile(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "run", "agent.sock")
+	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	f := openDrainFile(socket)
 	if f.state() != nil || f.uninstalled() {
 		t.Error("it is drained from the first")
 	}
-	if err := f.set(false); err != nil {
+	if err := f.set(false, made); err != nil {
 		t.Fatal(err)
 	}
 	next := openDrainFile(socket)
-	if d := next.state(); d == nil || d.Uninstalled || time.Since(d.Since) > time.Hour {
+	if d := next.state(); d == nil || d.Uninstalled || time.Since(d.Since) > time.Hour || !d.Installation.Equal(made) {
 		t.Errorf("the next agent knows %+v", d)
 	}
-	if err := errors.Join(next.set(true), next.set(false)); err != nil {
+	if err := errors.Join(next.set(true, made), next.set(false, time.Time{})); err != nil {
 		t.Fatal(err)
 	}
-	if !openDrainFile(socket).uninstalled() {
-		t.Error("a drain takes an uninstallation back")
+	if d := openDrainFile(socket).state(); !d.Uninstalled || !d.Installation.Equal(made) {
+		t.Errorf("a drain takes an uninstallation back, or whose it was: %+v", d)
 	}
-	if ended, err := next.end(time.Now().Add(-time.Hour)); ended || err != nil || next.state() == nil {
-		t.Errorf("it was ended by an older installation: %t, %v", ended, err)
+	var asked drained
+	if ended, err := next.end(func(d drained) bool { asked = d; return false }); ended || err != nil || next.state() == nil || !asked.Uninstalled {
+		t.Errorf("it was ended though it is not over: %t, %v, %+v", ended, err, asked)
 	}
-	if ended, err := next.end(time.Now()); !ended || err != nil || next.state() != nil || openDrainFile(socket).state() != nil {
+	if ended, err := next.end(func(drained) bool { return true }); !ended || err != nil || next.state() != nil || openDrainFile(socket).state() != nil {
 		t.Errorf("it did not end: %t, %v", ended, err)
 	}
 }
 
-// A file that cannot be read is there even so.
-func TestBrokenDrainFile(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "drained"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
+// Whether it was another installation that was told is asked of the API's clock, as long as
+// that is known.
+func TestWhenADrainIsOver(t *testing.T) {
+	at := func(hour int) time.Time {
+		if hour == 0 {
+			return time.Time{}
+		}
+		return time.Date(2026, 1, 2, hour, 0, 0, 0, time.UTC)
 	}
-	if openDrainFile(filepath.Join(dir, "agent.sock")).state() == nil {
-		t.Error("it is taken for none")
+	const none, over, goesOn = 0, true, false
+	for name, test := range map[string]struct {
+		since, told, installation, promised int
+		want                                bool
+	}{
+		"the same":                               {10, 9, 9, 9, goesOn},
+		"the same, and the node's clock lags":    {8, 9, 9, 9, goesOn},
+		"another":                                {10, 9, 11, 11, over},
+		"another, and the node's clock is ahead": {12, 9, 11, 11, over},
+		"told without an agent":                  {10, none, 9, 9, goesOn},
+		"told without an agent, another":         {10, none, 11, 11, over},
+		"nobody says":                            {10, none, none, none, goesOn},
+		"not known now":                          {10, 9, none, none, goesOn},
+		"not known now, but promised":            {10, 9, none, 11, over},
+	} {
+		d := drained{Since: at(test.since), Installation: at(test.told)}
+		if got := d.over(at(test.installation), at(test.promised)); got != test.want {
+			t.Errorf("%s: over %t", name, got)
+		}
+	}
+}
+
+// A file that cannot be read is there even so: the node stays drained, whatever installation
+// comes, until somebody says otherwise.
+func TestBrokenDrainFile(t *testing.T) {
+	for name, text := range map[string]string{"half": "{", "nothing": "", "no time": "{}"} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "drained"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		a := &agent{drained: openDrainFile(filepath.Join(dir, "agent.sock"))}
+		if d := a.drained.state(); d == nil || d.over(time.Now(), time.Now()) {
+			t.Errorf("%s: it is taken for none, or one that is over: %+v", name, d)
+		}
+		problem := a.drainProblem()
+		for _, want := range []string{"cannot read " + a.drained.path + ": ", "fairlead drain --undo ends it"} {
+			if !strings.Contains(problem, want) {
+				t.Errorf("%s: status says %q, without %q", name, problem, want)
+			}
+		}
 	}
 }
 

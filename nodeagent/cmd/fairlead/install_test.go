@@ -24,13 +24,13 @@ func TestAgentInstallsThePlugin(t *testing.T) {
 	c.Install = &config.Install{
 		CNIBinDir: filepath.Join(dir, "bin"), CNIConfDir: filepath.Join(dir, "net.d"), Mode: install.Owned, Plugin: filepath.Join(dir, "plugin"), AgentSocket: c.File("agent.sock"),
 	}
-	if _, err := newAgent(c, t.TempDir(), slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "there is no binary to install") {
+	if _, err := newAgent(c, t.TempDir(), false, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "there is no binary to install") {
 		t.Errorf("without the plugin's binary: %v", err)
 	}
 	if err := errors.Join(os.Mkdir(c.Install.CNIBinDir, 0o755), os.Mkdir(c.Install.CNIConfDir, 0o755), os.WriteFile(c.Install.Plugin, []byte("plugin"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	a, err := newAgent(c, t.TempDir(), slog.New(slog.DiscardHandler))
+	a, err := newAgent(c, t.TempDir(), false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 15) }
+func TestMain(m *testing.M) { netlab.Main(m, 18) }
 
 // run executes a command line and returns what it printed.
 func run(ctx context.Context, args ...string) (string, error) {
@@ -218,7 +218,7 @@ func TestMetricsAreListed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := newAgent(c, "", slog.New(slog.DiscardHandler))
+	a, err := newAgent(c, "", false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func TestMetricsAreListed(t *testing.T) {
 func TestReady(t *testing.T) {
 	netlab.Kernel(t)
 	c, _ := settings(t)
-	a, err := newAgent(c, t.TempDir(), slog.New(slog.DiscardHandler))
+	a, err := newAgent(c, t.TempDir(), false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -111,7 +111,7 @@ func TestTheRunDirectoryIsKept(t *testing.T) {
 func TestAnotherAgentTakesTheNode(t *testing.T) {
 	netlab.Kernel(t)
 	c, _ := settings(t)
-	a, err := newAgent(c, t.TempDir(), slog.New(slog.DiscardHandler))
+	a, err := newAgent(c, t.TempDir(), false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -104,6 +104,15 @@ func (a *agent) promised() time.Time {
 	return a.kube.Installed()
 }
 
+// installation is when this installation was made, as the API has it; zero if that is not
+// known.
+func (a *agent) installation() time.Time {
+	if a.kube == nil {
+		return time.Time{}
+	}
+	return a.kube.Installed()
+}
+
 // podReported is called by the reconciler.
 func (a *agent) podReported(p status.Pod) {
 	if a.writer != nil {

@@ -137,7 +137,7 @@ func runAgent(t *testing.T, file string) (*agent, kubePods) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := newAgent(c, "", slog.New(slog.DiscardHandler))
+	a, err := newAgent(c, "", false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

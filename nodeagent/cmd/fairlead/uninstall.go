@@ -10,14 +10,17 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-mesh/fairlead/cni/install"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
+	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
 
 // Uninstall takes from the node what the agent has put there beside the pods, and does not
 // put it there again. A step that fails does not keep the next from being taken.
 func (a *agent) Uninstall(ctx context.Context, done func(status.Step) error) error {
-	if err := a.drained.set(true); err != nil {
+	if err := a.drained.set(true, a.installation()); err != nil {
 		return err
 	}
 	var errs []error
@@ -25,10 +28,11 @@ func (a *agent) Uninstall(ctx context.Context, done func(status.Step) error) err
 	if a.nodeWriter != nil { // first: an agent that is not installed would put the taint back
 		say(step("the node's startup taint and its condition in the API", a.nodeWriter.Leave(ctx)))
 	}
-	say(a.removeList(ctx))
+	list := a.removeList(ctx)
+	say(list)
 	say(step("the rules in the host's network namespace (table inet fairlead)", a.probes.Remove(ctx)))
 	say(a.removeRemnants(ctx))
-	say(a.removePlugin(ctx))
+	say(a.removePlugin(ctx, list.Outcome == status.Failed))
 	say(a.keepRunDir())
 	return errors.Join(errs...)
 }
@@ -46,7 +50,7 @@ func (a *agent) removeList(ctx context.Context) status.Step {
 	if a.installer == nil {
 		return status.Step{What: "the plugin's entry in the runtime's configuration", Outcome: status.Kept, Message: byHand}
 	}
-	return step(filepath.Join(a.config.Install.CNIConfDir, install.ListName), a.installer.Remove(ctx))
+	return step(install.PluginName+" in "+a.config.Install.CNIConfDir, a.installer.Remove(ctx))
 }
 
 // removeRemnants takes what is ours out of namespaces of which nobody knows whose they are.
@@ -56,11 +60,21 @@ func (a *agent) removeRemnants(ctx context.Context) status.Step {
 	if left := a.left(); left > 0 {
 		return status.Step{What: what, Outcome: status.Kept, Message: fmt.Sprintf("%d pods have not been released: what is redirected in them goes to the node proxy", left)}
 	}
-	swept, err := a.opener.Sweep(ctx)
+	swept, unread, err := a.opener.Sweep(ctx)
 	s := step(what, err)
-	if err == nil && len(swept) > 0 {
-		s.Message = "found in " + strings.Join(swept, ", ") + ", and not drained"
+	if err != nil {
+		return s
 	}
+	var notes []string
+	if len(swept) > 0 {
+		notes = append(notes, "found in "+strings.Join(swept, ", ")+", and not drained")
+	}
+	if len(unread) > 0 {
+		s.Outcome = status.Kept
+		notes = append(notes, fmt.Sprintf("of what libcni has written down %d cannot be read, and rules may be left in the pods that it is about; the first: %v; "+
+			"restart such pods, or all that were started before now", len(unread), unread[0]))
+	}
+	s.Message = strings.Join(notes, "; ")
 	return s
 }
 
@@ -79,7 +93,7 @@ const reloadPatience = 2 * time.Second
 
 // removePlugin removes the plugin's binary where the runtime needs it no more. CRI-O deletes
 // a pod by the list that it was started with, and a pod whose DEL finds no binary hangs.
-func (a *agent) removePlugin(ctx context.Context) status.Step {
+func (a *agent) removePlugin(ctx context.Context, named bool) status.Step {
 	c := a.config.Install
 	if c == nil {
 		return status.Step{What: "the plugin's binary", Outcome: status.Kept, Message: byHand}
@@ -88,6 +102,8 @@ func (a *agent) removePlugin(ctx context.Context) status.Step {
 	s := status.Step{What: path, Outcome: status.Kept}
 	then := "when no pod is left that was started before now: rm " + path
 	switch runtime, err := runtimeOf("/proc"); {
+	case named:
+		s.Message = install.ErrNamed.Error() + ", and no pod would start or end without it"
 	case err != nil:
 		s.Message = fmt.Sprintf("which runtime this is cannot be told: %v; %s", err, then)
 	case runtime == crio:
@@ -96,16 +112,9 @@ func (a *agent) removePlugin(ctx context.Context) status.Step {
 		s.Message = "no container runtime is seen, and CRI-O would need it; " + then
 	default:
 		sleep(ctx, reloadPatience)
-		return step(path, removed(os.Remove(path)))
+		return step(path, a.installer.RemoveBinary())
 	}
 	return s
-}
-
-func removed(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -141,26 +150,54 @@ func runtimeOf(proc string) (string, error) {
 
 // keepRunDir says what becomes of the run directory, which the agent needs while it runs.
 func (a *agent) keepRunDir() status.Step {
-	return status.Step{What: a.config.RunDir, Outcome: status.Kept, Message: "when the agent ends it is emptied, but for what tells one that is started again that the node was uninstalled; it is gone with the next boot"}
+	return status.Step{What: a.config.RunDir, Outcome: status.Kept, Message: fmt.Sprintf(
+		"emptied when the agent ends, but for %s: until the next boot it keeps an agent that is started again from installing anything", filepath.Base(a.drained.path))}
 }
 
-// emptyRunDir is the agent's last act on a node that was uninstalled.
+// emptyRunDir is the agent's last act on a node that was uninstalled. The directory itself
+// may be a mount point.
 func (a *agent) emptyRunDir() error {
 	if !a.drained.uninstalled() {
 		return nil
 	}
 	entries, err := os.ReadDir(a.config.RunDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
 	for _, entry := range entries {
 		if path := a.config.File(entry.Name()); path != a.drained.path {
 			err = errors.Join(err, os.RemoveAll(path))
 		}
 	}
-	return removed(err)
+	return errors.Join(err, removeDead(a.config.ProxySocket))
+}
+
+// removeDead removes a socket on which nobody accepts.
+func removeDead(socket string) error {
+	info, err := os.Lstat(socket)
+	if err != nil || info.Mode().Type() != fs.ModeSocket || !errors.Is(dial(socket), unix.ECONNREFUSED) {
+		return nil
+	}
+	return os.Remove(socket)
+}
+
+// dial says why nobody accepts on the proxies' socket, or nil.
+func dial(socket string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn, err := ztunnelproto.Dial(ctx, socket)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 // unlessUninstalled runs a part of the agent, unless the node was uninstalled: then what it had
-// put there is removed.
+// put there is removed. A guest puts nothing there, and removes what it is told to.
 func (a *agent) unlessUninstalled(ctx context.Context, run func(context.Context) error, remove func(context.Context) error) error {
+	if a.guest {
+		return nil
+	}
 	if a.drained.uninstalled() {
 		select {
 		case <-a.judged:
