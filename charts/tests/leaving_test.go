@@ -2,6 +2,8 @@ package charts
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -71,6 +73,58 @@ func TestLeavingIsWaitedFor(t *testing.T) {
 	got = fmt.Sprint(objects[leaving].at("spec", "template", "spec", "initContainers", 0, "args"))
 	if want := "[uninstall --config=/etc/fairlead/config.yaml --copy-to=/dev/termination-log --force]"; got != want {
 		t.Errorf("the DaemonSet is told %s", got)
+	}
+}
+
+// The Job ends even if its node dies, and goes to none that has; nodes that are leaving, and
+// so not ready, do.
+func TestWaitingEnds(t *testing.T) {
+	job := installation{values: "{uninstall: {timeoutSeconds: 7}}"}.objects(t)[waiting]
+	got := fmt.Sprintln(job.at("spec", "activeDeadlineSeconds"), job.at("spec", "template", "spec", "tolerations"))
+	if want := "67 [map[effect:NoSchedule operator:Exists] map[effect:NoExecute key:node.kubernetes.io/not-ready operator:Exists]]\n"; got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+}
+
+// Nodes on which no pod of the chart's can run are left out.
+func TestLeavingOfSomeNodes(t *testing.T) {
+	objects := installation{values: "{uninstall: {nodeSelector: {a: b}, affinity: {nodeAffinity: {some: thing}}}}"}.objects(t)
+	for _, key := range []string{leaving, waiting} {
+		at := func(what string) any { return objects[key].at("spec", "template", "spec", what) }
+		got := fmt.Sprintln(at("nodeSelector"), at("affinity"))
+		if want := "map[a:b kubernetes.io/os:linux] map[nodeAffinity:map[some:thing]]\n"; got != want {
+			t.Errorf("%s: got %s\nwant %s", key, got, want)
+		}
+	}
+}
+
+// A DaemonSet that has outlived its helm would uninstall what is installed. It is named; an
+// upgrade, by which somebody changes how nodes are left, is not refused.
+func TestInstallationBesideALeavingDaemonSet(t *testing.T) {
+	there := true
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case r.URL.Path == "/apis/apps/v1":
+			fmt.Fprint(w, `{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "apps/v1", "resources": [{"name": "daemonsets", "namespaced": true, "kind": "DaemonSet"}]}`)
+		case r.URL.Path == "/apis/apps/v1/namespaces/fairlead-system/daemonsets/fairlead-uninstall" && there:
+			fmt.Fprint(w, `{"kind": "DaemonSet", "apiVersion": "apps/v1", "metadata": {"name": "fairlead-uninstall"}}`)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprint(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`)
+		}
+	}))
+	defer api.Close()
+	_, err := installation{cluster: api.URL}.render()
+	if want := "kubectl -n fairlead-system delete daemonset fairlead-uninstall"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want it to say %q", err, want)
+	}
+	if _, err := (installation{cluster: api.URL, upgrade: true}).render(); err != nil {
+		t.Errorf("an upgrade: %v", err)
+	}
+	there = false
+	if _, err := (installation{cluster: api.URL}).render(); err != nil {
+		t.Errorf("without it: %v", err)
 	}
 }
 

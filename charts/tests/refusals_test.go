@@ -40,6 +40,7 @@ func TestRefusals(t *testing.T) {
 		"{updateStrategy: {rollingUpdate: {maxSurge: 1}}}":                         "at '/updateStrategy/rollingUpdate': additional properties 'maxSurge' not allowed",
 		"{tolerations: [{operator: exists}]}":                                      "at '/tolerations/0/operator': value must be one of",
 		"{podLabels: {a: true}}":                                                   "at '/podLabels/a': got boolean, want string",
+		"{uninstall: {affinity: {nodes: {}}}}":                                     "at '/uninstall/affinity': additional properties 'nodes' not allowed",
 		"{image: {digest: latest}}":                                                "at '/image/digest': 'latest' does not match pattern",
 		"{seccompProfile: {type: Default}}":                                        "at '/seccompProfile/type': value must be one of 'RuntimeDefault', 'Unconfined', 'Localhost'",
 	} {

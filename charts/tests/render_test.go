@@ -11,6 +11,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/common/util"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"helm.sh/helm/v4/pkg/engine"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 )
 
@@ -19,6 +20,9 @@ type installation struct {
 	chart  string // fairlead, unless it is said
 	values string // YAML
 	kube   string // the cluster's version
+
+	cluster string // the address of its API; empty: there is none, as with helm template
+	upgrade bool   // it is given to helm upgrade
 }
 
 const someImage = "{image: {repository: example.test/fairlead}}"
@@ -49,10 +53,13 @@ func (i installation) render() (map[string]string, error) {
 		return nil, err
 	}
 	capabilities.KubeVersion = *version
-	release := common.ReleaseOptions{Name: "fairlead", Namespace: "fairlead-system", IsInstall: true, Revision: 1}
+	release := common.ReleaseOptions{Name: "fairlead", Namespace: "fairlead-system", IsInstall: !i.upgrade, IsUpgrade: i.upgrade, Revision: 1}
 	values, err := util.ToRenderValues(c, set, release, capabilities)
 	if err != nil {
 		return nil, err
+	}
+	if i.cluster != "" {
+		return engine.RenderWithClient(c, values, &rest.Config{Host: i.cluster})
 	}
 	return engine.Render(c, values)
 }

@@ -90,3 +90,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- toYaml (merge $config .Values.config) -}}
 {{- end -}}
+
+{{/* The nodes that helm uninstall has pods on. */}}
+{{- define "fairlead.leavingNodes" -}}
+nodeSelector: {{- toYaml .Values.uninstall.nodeSelector | nindent 2 }}
+{{- with .Values.uninstall.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

@@ -54,6 +54,10 @@ global.nativeNftables: true
 {{- if and .Values.admissionPolicies.enabled (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- $problems = append $problems (printf "admissionPolicies.enabled: Kubernetes %s has no ValidatingAdmissionPolicy; set it to false, and the agent's token may then write the status of pods on any node" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
+{{- $leaving := printf "%s-uninstall" (include "fairlead.name" .) -}}
+{{- if and .Release.IsInstall (lookup "apps/v1" "DaemonSet" .Release.Namespace $leaving) -}}
+{{- $problems = append $problems (printf "DaemonSet %s is there still, of a helm uninstall that was killed, and would take away what is put onto the nodes: kubectl -n %s delete daemonset %s" $leaving .Release.Namespace $leaving) -}}
+{{- end -}}
 {{- if $problems -}}
 {{- fail (printf "\n  %s" (join "\n  " $problems)) -}}
 {{- end -}}

@@ -145,3 +145,13 @@ func TestAwait(t *testing.T) {
 		}
 	}
 }
+
+// Whoever finds the Job of a helm that was killed reads how what it has begun ends.
+func TestAwaitNamesWhatGoesOn(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	t.Setenv("POD_NAMESPACE", "system")
+	out, err := run(t.Context(), "await", "some-set")
+	if want := "kubectl -n system delete daemonset some-set\n"; err == nil || !strings.Contains(out, want) {
+		t.Errorf("it does not say %q: %v\n%s", want, err, out)
+	}
+}

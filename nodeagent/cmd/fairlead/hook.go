@@ -39,12 +39,17 @@ func awaitCommand() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			namespace := os.Getenv("POD_NAMESPACE")
+			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "DaemonSet %[2]s uninstalls every node that it has a pod on, new ones too, until it is deleted. If helm has ended without that: "+
+				"kubectl -n %[1]s delete daemonset %[2]s\n", namespace, args[0]); err != nil {
+				return err
+			}
 			client, err := kube.NewClient("", version)
 			if err != nil {
 				return err
 			}
 			return await(cmd.Context(), cmd.OutOrStdout(), timeout, func(ctx context.Context) ([]kube.Leaving, int, error) {
-				return client.Leavings(ctx, os.Getenv("POD_NAMESPACE"), args[0], selector)
+				return client.Leavings(ctx, namespace, args[0], selector)
 			})
 		},
 	}
@@ -90,7 +95,7 @@ func await(ctx context.Context, out io.Writer, timeout time.Duration, ask func(c
 		left = append(left, fmt.Sprintf("%d without a pod", missing))
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("%d of %d nodes are not uninstalled: %s; mend what they say, or run fairlead uninstall there, and try again; helm uninstall --no-hooks leaves them as they are",
+		return fmt.Errorf("%d of %d nodes are not uninstalled: %s; mend what they say, or run fairlead uninstall there, and try again; nodes that run no pods of ours are left out by uninstall.affinity in the chart's values; helm uninstall --no-hooks leaves them as they are",
 			len(undone(nodes))+max(0, all-len(nodes)), max(all, len(nodes)), strings.Join(left, ", "))
 	}
 	_, err := fmt.Fprintf(out, "all %d nodes are uninstalled\n", len(nodes))
