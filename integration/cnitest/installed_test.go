@@ -190,7 +190,13 @@ func TestInstallerKnowsThePluginsVersions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = installer.Run(t.Context()) }() // it ends with the test
+	ended := make(chan error, 1)
+	go func() { ended <- installer.Run(t.Context()) }()
+	t.Cleanup(func() { // before its directories go
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 	for _, version := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0", "1.2.0"} {
 		file := filepath.Join(conf, version+".conflist")
 		text := fmt.Sprintf(`{"cniVersion": %q, "name": "net", "plugins": [{"type": "primary"}]}`, version)
