@@ -182,7 +182,7 @@ func (c *Cluster) startAll(ctx context.Context) error {
 		n := c.node(i + 1)
 		c.Nodes = append(c.Nodes, n)
 		all.Go(func() error {
-			if err := n.boot(ctx); err != nil {
+			if err := n.Boot(ctx); err != nil {
 				return err
 			}
 			select {
@@ -190,7 +190,7 @@ func (c *Cluster) startAll(ctx context.Context) error {
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
-			return n.join(ctx)
+			return n.Join(ctx)
 		})
 	}
 	if err := all.Wait(); err != nil {

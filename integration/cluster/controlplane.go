@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-mesh/fairlead/integration/cluster/supervisor"
 )
 
@@ -123,14 +125,10 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	if err := c.connectAPI(); err != nil {
 		return err
 	}
-	for _, args := range [][]string{c.etcd(), c.apiServer()} {
-		if err := c.root.Start(ctx, c.service(args)); err != nil {
-			return err
-		}
+	if err := c.root.Start(ctx, c.service(c.etcd())); err != nil {
+		return err
 	}
-	if err := c.await(ctx, c.root, "", "the API server answers", func(ctx context.Context) error {
-		return c.get(ctx, "/readyz", nil)
-	}); err != nil {
+	if err := c.StartAPI(ctx); err != nil {
 		return err
 	}
 	c.say("the API server answers")
@@ -144,6 +142,21 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	return c.await(ctx, c.root, "", "the default service account is there", func(ctx context.Context) error {
 		return c.get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", nil)
 	})
+}
+
+// StartAPI starts the API server, and returns when it answers.
+func (c *Cluster) StartAPI(ctx context.Context) error {
+	if err := c.root.Start(ctx, c.service(c.apiServer())); err != nil {
+		return err
+	}
+	return c.await(ctx, c.root, "", "the API server answers", func(ctx context.Context) error {
+		return c.get(ctx, "/readyz", nil)
+	})
+}
+
+// StopAPI kills the API server, until StartAPI. All else goes on.
+func (c *Cluster) StopAPI(ctx context.Context) error {
+	return c.root.Stop(ctx, c.apiServer()[0], unix.SIGKILL)
 }
 
 func (c *Cluster) service(args []string) supervisor.Service {

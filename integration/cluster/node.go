@@ -63,10 +63,10 @@ func (n *Node) machineFile() string { return n.path("machine.json") }
 
 // Up switches the node on, and returns when Kubernetes finds it ready.
 func (n *Node) Up(ctx context.Context) error {
-	if err := n.boot(ctx); err != nil {
+	if err := n.Boot(ctx); err != nil {
 		return err
 	}
-	return n.join(ctx)
+	return n.Join(ctx)
 }
 
 // Down switches the node off, as if its plug were pulled: processes, /run and network
@@ -91,8 +91,9 @@ func (n *Node) Reboot(ctx context.Context) error {
 	return n.Up(ctx)
 }
 
-// boot makes the node's inside and starts containerd, with all images.
-func (n *Node) boot(ctx context.Context) error {
+// Boot is the first half of Up: it makes the node's inside and starts containerd, with all
+// images. No pod runs before the other half.
+func (n *Node) Boot(ctx context.Context) error {
 	if err := n.writeFiles(); err != nil {
 		return fmt.Errorf("cannot write the files of %s: %w", n.Name, err)
 	}
@@ -134,8 +135,9 @@ func (n *Node) boot(ctx context.Context) error {
 	return nil
 }
 
-// join starts what makes the node one of the cluster, and waits until it is.
-func (n *Node) join(ctx context.Context) error {
+// Join is the second half of Up: it starts what makes the node one of the cluster, and
+// waits until it is.
+func (n *Node) Join(ctx context.Context) error {
 	for _, name := range []string{"kubelet", "kube-proxy"} {
 		if err := n.Start(ctx, name); err != nil {
 			return err
