@@ -97,7 +97,7 @@ func (c *Cluster) prepare(ctx context.Context, source string) error {
 	if err := c.makeIdentities(); err != nil {
 		return err
 	}
-	if err := c.writeImages(); err != nil {
+	if err := errors.Join(c.writeImages(), c.writeContainers(ctx)); err != nil {
 		return err
 	}
 	first := c.state.Cgroup.Child(rootGroup)

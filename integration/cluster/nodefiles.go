@@ -1,11 +1,14 @@
 package cluster
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -28,7 +31,7 @@ func (n *Node) writeFiles() error {
 		return err
 	}
 	for name, content := range map[string]string{
-		"containerd.toml": containerdConfig,
+		"containerd.toml": strings.ReplaceAll(containerdConfig, "CONTAINERS", n.cluster.path(containersName)),
 		"kubelet.yaml":    n.kubeletConfig(),
 		"proxy.yaml":      n.proxyConfig(),
 		"resolv.conf":     "nameserver " + dnsService.String() + "\n",
@@ -128,6 +131,7 @@ disable_apparmor = true
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
 runtime_type = 'io.containerd.runc.v2'
+base_runtime_spec = 'CONTAINERS'
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
 SystemdCgroup = false
@@ -139,6 +143,35 @@ conf_dir = '/etc/cni/net.d'
 [plugins.'io.containerd.nri.v1.nri']
 disable = true
 `
+
+// containersName is the file of what all containers have in common.
+const containersName = "containers.json"
+
+// writeContainers writes what all containers have in common: what containerd gives them
+// anyway, and a hook with which they see their node's boot ID in their /proc, as on any
+// machine. It runs where the node's /proc is still seen, in the container's root directory.
+func (c *Cluster) writeContainers(ctx context.Context) error {
+	args := []string{"oci", "spec"}
+	text, err := output(command(ctx, filepath.Join(c.state.Programs, "ctr"), args...), "ctr", args)
+	if err != nil {
+		return err
+	}
+	var common map[string]any
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.UseNumber()
+	if err := decoder.Decode(&common); err != nil {
+		return fmt.Errorf("cannot read what containerd gives containers: %w", err)
+	}
+	mount, err := exec.LookPath("mount")
+	if err != nil {
+		return err
+	}
+	const bootID = "proc/sys/kernel/random/boot_id"
+	common["hooks"] = map[string]any{"createContainer": []map[string]any{
+		{"path": mount, "args": []string{"mount", "--bind", "/" + bootID, bootID}},
+	}}
+	return writeJSON(c.path(containersName), common)
+}
 
 // What a node shares with the machine is not for the kubelet to judge: swap, a disk
 // that is nearly full, the limit of open files.
