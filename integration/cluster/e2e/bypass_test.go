@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,10 +22,12 @@ const (
 	bypassLabels = "{bypass: on-purpose}"
 )
 
-// A trial is captures on all nodes of a cluster, and what is known of its pods.
+// A trial is captures on all nodes of a cluster, in each of their boots, and what is known
+// of its pods.
 type trial struct {
 	roster   judge.Roster
 	captures []*judge.Capture
+	watch    func() // has the roster read which pods there are, until unwatch or the verdict
 	unwatch  func() // may be called again
 }
 
@@ -37,27 +40,34 @@ func startTrial(t *testing.T, c *cluster.Cluster) *trial {
 		},
 		OnPurpose: func(_ string, labels map[string]string) bool { return labels[bypassLabel] != "" },
 	}}
-	tr.watch(t, c)
+	tr.watch = func() { tr.unwatch = tr.read(t, c) }
+	tr.watch()
 	for _, n := range c.Nodes {
-		h, err := n.Netns(t.Context())
-		if err != nil {
+		if err := tr.capture(t, n); err != nil {
 			t.Fatal(err)
 		}
-		capture, err := judge.Start(n.Name, h, "eth0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _, _ = capture.Stop() }) // fails if the test has stopped it
-		if err := h.Close(); err != nil {
-			t.Fatal(err)
-		}
-		tr.captures = append(tr.captures, capture)
 	}
 	return tr
 }
 
-// watch has the roster read which pods there are, until the verdict.
-func (tr *trial) watch(t *testing.T, c *cluster.Cluster) {
+// capture begins to capture on a node, which has another network namespace in each boot.
+func (tr *trial) capture(t *testing.T, n *cluster.Node) error {
+	t.Helper()
+	h, err := n.Netns(t.Context())
+	if err != nil {
+		return err
+	}
+	capture, err := judge.Start(n.Name, h, "eth0")
+	if err := errors.Join(err, h.Close()); err != nil {
+		return err
+	}
+	t.Cleanup(func() { _, _ = capture.Stop() }) // fails if the test has stopped it
+	tr.captures = append(tr.captures, capture)
+	return nil
+}
+
+// read has the roster read which pods there are, until it is told to end.
+func (tr *trial) read(t *testing.T, c *cluster.Cluster) (end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd, err := c.KubectlCommand(ctx, "get", "pods", "--all-namespaces", "--watch", "--output-watch-events", "--output=json")
@@ -78,12 +88,13 @@ func (tr *trial) watch(t *testing.T, c *cluster.Cluster) {
 			t.Errorf("nobody tells any more which pods there are: %v", err)
 		}
 	}()
-	tr.unwatch = sync.OnceFunc(func() {
+	end = sync.OnceFunc(func() {
 		cancel()
 		<-done
 		_ = cmd.Wait() // it was killed
 	})
-	t.Cleanup(tr.unwatch)
+	t.Cleanup(end)
+	return end
 }
 
 // bypass has the pods that are there for it bypass the proxy, from all their addresses.
@@ -119,7 +130,7 @@ func (tr *trial) verdict(t *testing.T, c *cluster.Cluster) judge.Verdict {
 		if err != nil {
 			t.Fatal(err)
 		}
-		recordings = append(recordings, recording)
+		recordings = join(recordings, recording)
 	}
 	eventually(t, "pods that the judge does not know", "", func() (string, error) {
 		pods, err := list[apiPod](t, c, "pods", "-A")
@@ -138,6 +149,36 @@ func (tr *trial) verdict(t *testing.T, c *cluster.Cluster) judge.Verdict {
 		t.Error(err)
 	}
 	return v
+}
+
+// allTagged is a verdict for which something was seen of every captured pod.
+func (tr *trial) allTagged(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	v := tr.verdict(t, c)
+	for pod, n := range v.Tagged {
+		if n == 0 {
+			t.Errorf("nothing was seen of %s, which was to be judged", pod)
+		}
+	}
+	if len(v.Tagged) == 0 {
+		t.Error("no captured pod was there to be judged")
+	}
+}
+
+// join adds a recording to those there are: of a node that was booted there are several.
+func join(all []judge.Recording, r judge.Recording) []judge.Recording {
+	for i := range all {
+		if all[i].Node != r.Node {
+			continue
+		}
+		all[i].Untagged = append(all[i].Untagged, r.Untagged...)
+		all[i].Lost += r.Lost
+		for addr, n := range r.Tagged {
+			all[i].Tagged[addr] += n
+		}
+		return all
+	}
+	return append(all, r)
 }
 
 // knows says whether the roster has a pod with the addresses that the API shows.

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		beStarter()
 		return
 	}
-	netlab.Main(m, 11)
+	netlab.Main(m, 14)
 }
 
 // dir is where the tests keep their cluster, one after the other. It is the same one

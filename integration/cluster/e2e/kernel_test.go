@@ -52,6 +52,7 @@ func askKernel(t *testing.T, n *cluster.Node) (kernelView, error) {
 		return view, err
 	}
 	alive := map[uint64]bool{}
+	var host uint64 // the node's own, which comes last
 	var now namespace
 	for line := range strings.Lines(out) {
 		fields := strings.Fields(line)
@@ -62,11 +63,10 @@ func askKernel(t *testing.T, n *cluster.Node) (kernelView, error) {
 		case "netns":
 			now.note(view.byAddress)
 			now = newNamespace()
-			inode, err := strconv.ParseUint(fields[1], 10, 64)
-			if err != nil {
+			if host, err = strconv.ParseUint(fields[1], 10, 64); err != nil {
 				return view, err
 			}
-			alive[inode] = true
+			alive[host] = true
 		case "probed":
 			view.probed = append(view.probed, fields[1])
 		case "record":
@@ -75,7 +75,7 @@ func askKernel(t *testing.T, n *cluster.Node) (kernelView, error) {
 			now.read(fields)
 		}
 	}
-	view.held, err = heldBy("fairlead", alive)
+	view.held, err = heldBy("fairlead", host, alive)
 	return view, err
 }
 
@@ -117,9 +117,9 @@ func (n namespace) note(byAddress map[string]string) {
 	}
 }
 
-// heldBy tells which of a program's open files are a network namespace, or a socket in
-// one, that is not among those that are alive.
-func heldBy(program string, alive map[uint64]bool) ([]string, error) {
+// heldBy tells which open files of a program that runs on a node's network are a network
+// namespace, or a socket in one, that is not among those that are alive.
+func heldBy(program string, host uint64, alive map[uint64]bool) ([]string, error) {
 	var held []string
 	commands, err := filepath.Glob("/proc/[0-9]*/comm")
 	if err != nil {
@@ -129,6 +129,10 @@ func heldBy(program string, alive map[uint64]bool) ([]string, error) {
 		name, err := os.ReadFile(file)
 		if err != nil || strings.TrimSpace(string(name)) != program {
 			continue // it has ended, or is another one
+		}
+		var network unix.Stat_t
+		if err := unix.Stat(filepath.Join(filepath.Dir(file), "ns/net"), &network); err != nil || network.Ino != host {
+			continue // it has ended, or is another node's
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		if err != nil {

@@ -87,9 +87,11 @@ spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
 // it answers.
 func applyPods(t *testing.T, c *cluster.Cluster, manifest string) {
 	t.Helper()
-	apply(t, c, strings.ReplaceAll(manifest, "CONTAINER", `{name: app, image: "localhost/fairlead/testapp:1", imagePullPolicy: Never, `+
-		`readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}}`))
+	apply(t, c, strings.ReplaceAll(manifest, "CONTAINER", container))
 }
+
+const container = `{name: app, image: "localhost/fairlead/testapp:1", imagePullPolicy: Never, ` +
+	`readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}}`
 
 // waitFor waits for a condition of objects.
 func waitFor(t *testing.T, c *cluster.Cluster, condition string, what ...string) {

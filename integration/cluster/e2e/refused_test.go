@@ -21,9 +21,19 @@ spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
 func refused(t *testing.T, c *cluster.Cluster, release func(), wants ...string) {
 	t.Helper()
 	applyPods(t, c, refusedManifest)
+	described(t, c, "late", append([]string{`plugin type="fairlead-cni" failed (add): pod mesh/late`}, wants...)...)
+	release()
+	waitFor(t, c, "condition=Ready", "pod/late", "-n", "mesh")
+	agree(t, c)
+	kubectl(t, c, "delete", "pod", "-n", "mesh", "late")
+}
+
+// described waits until "kubectl describe" says of a pod of the mesh all that is wanted.
+func described(t *testing.T, c *cluster.Cluster, pod string, wants ...string) {
+	t.Helper()
 	eventually(t, "what kubectl describe does not say", "", func() (string, error) {
-		out, err := c.Kubectl(t.Context(), "describe", "pod", "-n", "mesh", "late")
-		for _, want := range append([]string{`plugin type="fairlead-cni" failed (add): pod mesh/late`}, wants...) {
+		out, err := c.Kubectl(t.Context(), "describe", "pod", "-n", "mesh", pod)
+		for _, want := range wants {
 			if !strings.Contains(out, want) {
 				return want + "\n" + out, err
 			}
@@ -32,10 +42,13 @@ func refused(t *testing.T, c *cluster.Cluster, release func(), wants ...string) 
 		t.Log(events)
 		return "", err
 	})
-	release()
-	waitFor(t, c, "condition=Ready", "pod/late", "-n", "mesh")
-	agree(t, c)
-	kubectl(t, c, "delete", "pod", "-n", "mesh", "late")
+}
+
+// withoutAgent is what is said of a pod that waits for the agent, and what helps.
+var withoutAgent = []string{
+	"cannot start: the fairlead agent of this node is not running (last seen ",
+	"the pod starts by itself once the agent is back: check the fairlead agent's pod of this node, and /run/fairlead/cni.log",
+	"only pods of kube-system, fairlead-system start without it",
 }
 
 // Without an agent no pod starts unseen, and those that run stay as they are.
@@ -46,10 +59,7 @@ func noAgent(t *testing.T, c *cluster.Cluster) {
 	if now := len(tasks(t, c.Nodes[0])); now != before-2 {
 		t.Errorf("%d containers run, want all %d but the agent's and its sandbox", now, before)
 	}
-	refused(t, c, func() { release(t, c, "upgrade", "fairlead") },
-		"cannot start: the fairlead agent of this node is not running (last seen ",
-		"the pod starts by itself once the agent is back: check the fairlead agent's pod of this node, and /run/fairlead/cni.log",
-		"only pods of kube-system, fairlead-system start without it")
+	refused(t, c, func() { release(t, c, "upgrade", "fairlead") }, withoutAgent...)
 }
 
 // Without a proxy no labelled pod starts.
