@@ -175,10 +175,10 @@ func (a *agent) emptyRunDir() error {
 // removeDead removes a socket on which nobody accepts.
 func removeDead(socket string) error {
 	info, err := os.Lstat(socket)
-	if err != nil || info.Mode().Type() != fs.ModeSocket || !errors.Is(dial(socket), unix.ECONNREFUSED) {
-		return nil
+	if err == nil && info.Mode().Type() == fs.ModeSocket && errors.Is(dial(socket), unix.ECONNREFUSED) {
+		return os.Remove(socket)
 	}
-	return os.Remove(socket)
+	return nil
 }
 
 // dial says why nobody accepts on the proxies' socket, or nil.
