@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,9 +33,10 @@ type Dir struct {
 	config Config
 
 	// Run's own.
-	reader  reader
-	watcher *watcher
-	labels  map[string]intent.Namespace // by name: the last manifest that each had
+	reader    reader
+	watcher   *watcher
+	labels    map[string]intent.Namespace // by name: the last manifest that each had
+	assembled bool                        // current is what the reader's files say
 
 	mu      sync.Mutex
 	current content
@@ -118,7 +120,7 @@ func (d *Dir) Pods() []intent.Pod {
 		pods = append(pods, pod)
 	}
 	slices.SortFunc(pods, func(a, b intent.Pod) int {
-		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	return pods
 }
@@ -149,13 +151,18 @@ func (d *Dir) Problems() []string {
 
 // read brings current up to date and says so if it is different.
 func (d *Dir) read(h hint) {
+	known := d.reader.files
 	err := d.reader.scan(h)
 	var next content
-	if err == nil {
-		next = d.assemble()
-	} else {
+	switch {
+	case err != nil:
 		next = d.kept(err)
+	case d.assembled && maps.Equal(known, d.reader.files): // as most polls find it
+		return
+	default:
+		next = d.assemble()
 	}
+	d.assembled = err == nil
 	d.mu.Lock()
 	synced := d.synced || err == nil
 	changed := synced != d.synced || !reflect.DeepEqual(d.current, next)

@@ -47,7 +47,7 @@ type stamp struct {
 // tick is as long as the coarsest clock's.
 const tick = 2 * time.Second
 
-func stampOf(s *unix.Stat_t) stamp { return stamp{s.Dev, s.Ino, s.Size, s.Mtim, s.Ctim} }
+func stampOf(s unix.Stat_t) stamp { return stamp{s.Dev, s.Ino, s.Size, s.Mtim, s.Ctim} }
 
 // problem is what is wrong with the file, and what follows.
 func (f *file) problem(name string) string {
@@ -86,17 +86,17 @@ func (r *reader) scan(h hint) error {
 		return cause(err)
 	}
 	defer func() { _ = dir.Close() }() // nothing was written
-	entries, err := dir.ReadDir(-1)
+	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return cause(err)
 	}
 	files := map[string]*file{}
-	for _, entry := range entries {
-		if !isManifest(entry.Name()) {
+	for _, name := range names {
+		if !isManifest(name) {
 			continue
 		}
-		if f := r.look(int(dir.Fd()), entry.Name(), h); f != nil {
-			files[entry.Name()] = f
+		if f := r.look(int(dir.Fd()), name, h); f != nil {
+			files[name] = f
 		}
 	}
 	r.files = files
@@ -105,12 +105,15 @@ func (r *reader) scan(h hint) error {
 
 // look returns what is known of a file now; nil if it has been removed.
 func (r *reader) look(dir int, name string, h hint) *file {
-	f := &file{}
-	if old := r.files[name]; old != nil {
+	var f *file
+	if old := r.files[name]; old == nil {
+		f = &file{}
+	} else {
 		if s, err := stat(dir, name, 0); err == nil && stampOf(s) == old.stamp && !h.doubts(name, old) {
 			return old
 		}
-		*f = *old
+		changed := *old
+		f = &changed
 	}
 	now := r.now()
 	text, s, err := readRegular(dir, name)
@@ -142,27 +145,27 @@ func (r *reader) look(dir int, name string, h hint) *file {
 // readRegular reads a regular file of limited size, and nothing else: a pipe would
 // have it wait, a device may not have an end. It is looked at before it is opened,
 // since opening a device can have effects, and after, since it may be another then.
-func readRegular(dir int, name string) ([]byte, *unix.Stat_t, error) {
+func readRegular(dir int, name string) ([]byte, unix.Stat_t, error) {
 	s, err := stat(dir, name, 0)
 	if err == nil {
 		err = acceptable(s)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, s, err
 	}
 	fd, err := uninterrupted(func() (int, error) {
 		return unix.Openat(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, s, err
 	}
 	f := os.NewFile(uintptr(fd), name)
 	defer func() { _ = f.Close() }() // nothing was written
-	if err = unix.Fstat(fd, s); err == nil {
+	if err = unix.Fstat(fd, &s); err == nil {
 		err = acceptable(s)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, s, err
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxSize+1))
 	if err == nil && len(text) > maxSize {
@@ -171,10 +174,10 @@ func readRegular(dir int, name string) ([]byte, *unix.Stat_t, error) {
 	return text, s, err
 }
 
-func stat(dir int, name string, flags int) (*unix.Stat_t, error) {
-	return uninterrupted(func() (*unix.Stat_t, error) {
-		s := &unix.Stat_t{}
-		return s, unix.Fstatat(dir, name, s, flags)
+func stat(dir int, name string, flags int) (unix.Stat_t, error) {
+	return uninterrupted(func() (s unix.Stat_t, err error) {
+		err = unix.Fstatat(dir, name, &s, flags)
+		return s, err
 	})
 }
 
@@ -189,7 +192,7 @@ func uninterrupted[T any](call func() (T, error)) (T, error) {
 
 var errTooLarge = errors.New("it is larger than 1 MiB")
 
-func acceptable(s *unix.Stat_t) error {
+func acceptable(s unix.Stat_t) error {
 	switch s.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		if s.Size > maxSize {

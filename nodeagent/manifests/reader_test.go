@@ -3,6 +3,7 @@ package manifests
 import (
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -237,4 +238,32 @@ func TestDirectoryThatMovesMeanwhile(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
+}
+
+// What a directory said is known again when it can be read again, be it the same.
+func TestDirectoryThatCanBeReadAgain(t *testing.T) {
+	r := reading(t, time.Hour)
+	changes := 0
+	d, err := New(Config{Path: r.path, Poll: time.Hour, Changed: func() { changes++ }, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.reader.now = r.now
+	want := func(changed, problems int) {
+		t.Helper()
+		d.read(hint{poll: true})
+		if pods, bad := len(d.Pods()), d.Problems(); pods != 1 || changes != changed || len(bad) != problems {
+			t.Errorf("%d pods after %d changes, problems %q; want 1 after %d, %d problems", pods, changes, bad, changed, problems)
+		}
+	}
+	want(1, 0)
+	want(1, 0)
+	if err := os.Rename(r.path, r.path+"~"); err != nil {
+		t.Fatal(err)
+	}
+	want(2, 1)
+	if err := os.Rename(r.path+"~", r.path); err != nil {
+		t.Fatal(err)
+	}
+	want(3, 0)
 }

@@ -108,7 +108,7 @@ type agent struct {
 }
 
 const (
-	// pollInterval is the safety net below a source's notifications.
+	// pollInterval is the installer's safety net below notifications.
 	pollInterval = 5 * time.Second
 	// workers is how many pods are worked on at once. The work is the kernel's, and
 	// short; more would only wait for its locks.

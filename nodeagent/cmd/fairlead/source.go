@@ -39,10 +39,13 @@ func (a *agent) openSource(podsFrom string) error {
 	return a.openKubernetes()
 }
 
+// manifestPoll is how often all manifests are looked at, below notifications of changes.
+const manifestPoll = 10 * time.Second
+
 // openManifests has a directory's manifests say what the node's pods are.
 func (a *agent) openManifests(dir string) error {
 	a.source = "the manifests in " + dir
-	pods, err := manifests.New(manifests.Config{Path: dir, Poll: pollInterval, Changed: func() { a.podsChanged("") }, Logger: a.logger})
+	pods, err := manifests.New(manifests.Config{Path: dir, Poll: manifestPoll, Changed: func() { a.podsChanged("") }, Logger: a.logger})
 	if err != nil {
 		return err
 	}
