@@ -49,12 +49,23 @@ var awaited = [...]place{
 	{unix.IPPROTO_TCP, netip.AddrPortFrom(netip.IPv6Loopback(), ruleset.DNSPort)},
 }
 
+var awaitedRequests = requests(awaited[:])
+
+// requests are those for the sockets at some places.
+func requests(places []place) []nlconn.Message {
+	all := make([]nlconn.Message, len(places))
+	for i, at := range places {
+		all[i] = nlconn.Message{Kind: sockDiagByFamily, Payload: exact(at.protocol, at.local)}
+	}
+	return all
+}
+
 var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
 // Listeners looks for the proxy's listeners. Whose they are it does not say.
 func (c *Conn) Listeners(ctx context.Context) (Listeners, error) {
 	var id Identity
-	if err := c.find(ctx, awaited[:], id[:]); err != nil {
+	if err := c.find(ctx, awaited[:], awaitedRequests, id[:]); err != nil {
 		return Listeners{}, err
 	}
 	return Listeners{
@@ -67,14 +78,10 @@ func (c *Conn) Listeners(ctx context.Context) (Listeners, error) {
 	}, nil
 }
 
-// find notes the cookies of the listeners at some places; 0 is none. It looks the
+// find notes the cookies of the listeners at some places, with the requests for them; 0 is none. It looks the
 // sockets up that packets to there, from nowhere, would reach. At the unspecified
 // address that is one which listens on all addresses.
-func (c *Conn) find(ctx context.Context, places []place, cookies []uint64) error {
-	requests := make([]nlconn.Message, len(places))
-	for i, at := range places {
-		requests[i] = nlconn.Message{Kind: sockDiagByFamily, Payload: exact(at.protocol, at.local)}
-	}
+func (c *Conn) find(ctx context.Context, places []place, requests []nlconn.Message, cookies []uint64) error {
 	var unsure []uint8 // protocols
 	err := c.conn.Gets(ctx, requests, func(i int, reply []byte, err error) error {
 		at := places[i]

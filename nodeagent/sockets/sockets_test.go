@@ -209,7 +209,8 @@ func TestProtocolThatTheKernelDoesNotTellAbout(t *testing.T) {
 	netlab.Kernel(t)
 	c := open(t, netlab.NewNS(t, "pod"))
 	for range 2 {
-		err := c.find(t.Context(), []place{{unix.IPPROTO_IGMP, netip.MustParseAddrPort("0.0.0.0:1")}}, make([]uint64, 1))
+		places := []place{{unix.IPPROTO_IGMP, netip.MustParseAddrPort("0.0.0.0:1")}}
+		err := c.find(t.Context(), places, requests(places), make([]uint64, 1))
 		if err == nil || !strings.Contains(err.Error(), "inet_diag") {
 			t.Errorf("got %v, want an error that names the module", err)
 		}
