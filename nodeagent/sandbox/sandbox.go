@@ -210,12 +210,13 @@ func exhausted(err error) bool {
 }
 
 // Gone reports whether the path no longer leads to the namespace that was found
-// there. It costs two system calls: while the namespace is held its inode number
+// there. It costs one system call: while the namespace is held its inode number
 // is not given to another, and the path of one that is not held is opened, and
-// compared by its ID, before it is used.
+// compared by its ID, before it is used. No other file system has the device's number.
 func (p Place) Gone() bool {
-	dev, ino, err := inodeAt(p.Path)
-	return err != nil || dev != p.dev || ino != p.ino
+	var stat unix.Stat_t
+	err := unix.Stat(p.Path, &stat)
+	return err != nil || stat.Dev != p.dev || stat.Ino != p.ino
 }
 
 // inodeAt returns the numbers of a namespace's file; a path at which none is mounted
