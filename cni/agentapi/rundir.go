@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -90,10 +91,11 @@ func Uptime() time.Duration {
 	return time.Duration(now.Nano())
 }
 
-func bootID() (string, error) {
+// bootID is read once: no process outlives the boot.
+var bootID = sync.OnceValues(func() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("cannot tell this boot from another: %v", err)
 	}
 	return strings.TrimSpace(string(id)), nil
-}
+})
