@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -22,6 +23,12 @@ type Config struct {
 	ProbeIPv4, ProbeIPv6 netip.Addr
 	// Form has no default: a wrong guess either leaks or resets connections.
 	Form Form
+}
+
+// Equal reports whether two configurations are the same.
+func (c Config) Equal(d Config) bool {
+	return c.CaptureDNS == d.CaptureDNS && c.Ingress == d.Ingress && slices.Equal(c.VirtualInterfaces, d.VirtualInterfaces) &&
+		c.IPv4 == d.IPv4 && c.IPv6 == d.IPv6 && c.ProbeIPv4 == d.ProbeIPv4 && c.ProbeIPv6 == d.ProbeIPv6 && c.Form == d.Form
 }
 
 // maxInterfaces keeps an annotation from making a table that is too large to be sent or checked at once.

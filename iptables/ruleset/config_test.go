@@ -3,9 +3,32 @@ package ruleset
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 )
+
+// Whatever a Config has is compared.
+func TestEqual(t *testing.T) {
+	same := func() Config {
+		return Config{VirtualInterfaces: []string{"tap0"}, ProbeIPv4: DefaultProbeIPv4, ProbeIPv6: DefaultProbeIPv6, Form: FormFull}
+	}
+	if !same().Equal(same()) {
+		t.Error("a configuration is not equal to itself")
+	}
+	for field := range reflect.TypeFor[Config]().Fields() {
+		other := same()
+		value := reflect.ValueOf(&other).Elem().FieldByIndex(field.Index)
+		if value.IsZero() {
+			value.SetBool(true)
+		} else {
+			value.SetZero()
+		}
+		if same().Equal(other) {
+			t.Errorf("%s is not compared", field.Name)
+		}
+	}
+}
 
 func TestBuildRefuses(t *testing.T) {
 	good := Config{IPv4: true, IPv6: true, Form: FormFull}

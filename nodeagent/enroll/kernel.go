@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -125,7 +124,7 @@ type plan struct {
 }
 
 func (k *netKernel) build(want ruleset.Config) (*plan, error) {
-	if k.plan != nil && reflect.DeepEqual(want, k.plan.want) {
+	if k.plan != nil && want.Equal(k.plan.want) {
 		return k.plan, nil
 	}
 	v4, v6, err := route.Families(k.handle)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -57,7 +56,7 @@ func (p *pod) expel(ctx context.Context) error {
 // verify has the kernel follow what is wanted now, and repairs it if it is not
 // what we left there.
 func (p *pod) verify(ctx context.Context) error {
-	if want := p.want(p.applied.Form); !reflect.DeepEqual(want, p.applied) {
+	if want := p.want(p.applied.Form); !want.Equal(p.applied) {
 		// What is replaced may not have stood until now, which cannot be seen afterwards.
 		if drift, _ := p.kernel.Check(ctx, p.applied, Changes); drift != "" {
 			p.wereAway()
