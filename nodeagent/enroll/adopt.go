@@ -2,7 +2,6 @@ package enroll
 
 import (
 	"context"
-	"encoding/json"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
@@ -33,10 +32,8 @@ func (r *Reconciler) adopt() {
 		p.stood, p.older, p.gap, p.raced, p.kept = record.Stood, record.Older, record.Gap, record.Raced, record.Kept
 		p.stale = record.Stale
 		p.orphan, p.begun, p.resumed = record.Adding, record.Adding, true
-		// As it was written, so that what is the same is not written again.
-		if text, err := json.Marshal(record); err == nil {
-			p.written = text
-		}
+		written := record // so that what is the same is not written again
+		p.written = &written
 		r.pods[uid] = p
 		r.adopting[uid] = record.Applied.Form != 0
 	}

@@ -256,13 +256,8 @@ func (p *pod) listening(ctx context.Context) (bool, outcome) {
 	if len(p.squatters) > 0 {
 		return p.unserved(ctx, p.squatted())
 	}
-	missing := outcome{reason: status.NoListeners, again: listenerWatch,
-		message: "the node proxy has acknowledged the pod, but does not listen in it: " + p.listeners.String()}
-	if p.adding != nil {
-		missing.again = listenerPoll
-	}
 	if !p.listeners.Ready() {
-		return p.unserved(ctx, missing)
+		return p.unserved(ctx, p.unheard())
 	}
 	out := outcome{state: status.Captured, reason: status.OK}
 	lacking := p.decision.CaptureDNS && !p.listeners.DNS
@@ -280,10 +275,21 @@ func (p *pod) listening(ctx context.Context) (bool, outcome) {
 	case p.redirected() && p.adding == nil:
 		out.again = left
 	default:
-		missing.again = sooner(missing.again, left)
-		return p.unserved(ctx, missing)
+		out = p.unheard()
+		out.again = sooner(out.again, left)
+		return p.unserved(ctx, out)
 	}
 	return true, out
+}
+
+// unheard is the outcome for a pod that its proxy does not listen in, or not for all.
+func (p *pod) unheard() outcome {
+	out := outcome{reason: status.NoListeners, again: listenerWatch,
+		message: "the node proxy has acknowledged the pod, but does not listen in it: " + p.listeners.String()}
+	if p.adding != nil {
+		out.again = listenerPoll
+	}
+	return out
 }
 
 // listen looks who listens where the proxy should. Who cannot be found out does not

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 
 	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
@@ -81,8 +83,8 @@ func (d RecordDir) Save(r Record) error {
 
 // Has looks for the file, which somebody may have removed, or the whole directory.
 func (d RecordDir) Has(uid string) bool {
-	_, err := os.Lstat(d.file(uid))
-	return err == nil
+	var stat unix.Stat_t
+	return unix.Lstat(d.file(uid), &stat) == nil
 }
 
 // Delete removes the file.
@@ -139,7 +141,7 @@ func readRecord(path string) (Record, error) {
 
 const recordSuffix = ".json"
 
-func (d RecordDir) file(uid string) string { return filepath.Join(string(d), uid+recordSuffix) }
+func (d RecordDir) file(uid string) string { return string(d) + "/" + uid + recordSuffix }
 
 // record is what the next agent should know of the pod.
 func (p *pod) record() Record {
@@ -172,15 +174,12 @@ func (p *pod) remember() {
 	if !p.found || (p.adding != nil && !p.touched) {
 		return
 	}
-	record := p.record()
-	text, err := json.Marshal(record)
-	if err == nil && bytes.Equal(text, p.written) && p.r.config.Records.Has(p.uid) {
+	p.draft = p.record()
+	if reflect.DeepEqual(&p.draft, p.written) && p.r.config.Records.Has(p.uid) {
 		return
 	}
-	if err == nil {
-		err = p.r.config.Records.Save(record)
-	}
-	if err != nil {
+	record := p.draft
+	if err := p.r.config.Records.Save(record); err != nil {
 		if !p.unrecorded {
 			p.r.config.Logger.Warn("a pod is not on record: the next agent has to find it", "pod", p.name(), "error", err)
 		}
@@ -192,5 +191,5 @@ func (p *pod) remember() {
 		}
 		return
 	}
-	p.written, p.begun, p.unrecorded = text, record.Adding, false
+	p.written, p.begun, p.unrecorded = &record, record.Adding, false
 }
