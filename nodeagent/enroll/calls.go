@@ -149,12 +149,17 @@ func (r *Reconciler) ask(ctx context.Context, v verb, a agentapi.Attachment) err
 	}
 }
 
-// turn lets one pod's worker answer its calls and reconcile, and returns when it
-// wants to be woken if nothing else wakes it.
+// turn answers a pod's calls and reconciles it, and returns when the pod wants to be woken
+// if nothing else wakes it. If it is having a turn, another follows that one.
 func (r *Reconciler) turn(ctx context.Context, uid string) time.Duration {
 	r.mu.Lock()
 	p := r.pods[uid]
 	if p == nil {
+		r.mu.Unlock()
+		return 0
+	}
+	if _, busy := r.busy[uid]; busy {
+		p.awaited = true
 		r.mu.Unlock()
 		return 0
 	}
@@ -215,7 +220,10 @@ func (p *pod) next(again time.Duration, began time.Time) time.Duration {
 	if again > 0 && p.adding == nil {
 		again = max(again, pause)
 	}
-	p.sweepAt, p.restsUntil, p.changed = now.Add(max(p.r.config.SweepInterval, pause)), now.Add(pause), false
+	if p.awaited {
+		again = time.Nanosecond
+	}
+	p.sweepAt, p.restsUntil, p.changed, p.awaited = now.Add(max(p.r.config.SweepInterval, pause)), now.Add(pause), false, false
 	return again
 }
 

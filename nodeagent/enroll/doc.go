@@ -33,9 +33,9 @@
 // A turn costs little when nothing has changed: the kernel numbers the changes of a
 // ruleset, and tells of most changes as they are made, in namespaces that are watched
 // from the first look on. Every pod has a turn at each sweep, pods that are due at about
-// the same time together. One sweep in sixty looks at everything, whatever the kernel
-// has told: rules, routes, who holds the proxy's ports, and what else may take a pod's
-// packets before our redirects do.
+// the same time together, one after the other, beside the workers. One sweep in sixty
+// looks at everything, whatever the kernel has told: rules, routes, who holds the proxy's
+// ports, and what else may take a pod's packets before our redirects do.
 //
 // # Failures it survives
 //

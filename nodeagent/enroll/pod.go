@@ -28,6 +28,7 @@ type pod struct {
 	sweepAt    time.Time // when the sweep gives it a turn
 	restsUntil time.Time // changes in its namespace give it no turn before that
 	changed    bool      // there were some during its turn
+	awaited    bool      // it was to have another turn during its turn
 
 	// The worker's.
 	answers    []answer  // to the calls taken in this turn

@@ -119,7 +119,7 @@ type Config struct {
 	// SweepInterval is how often, at least, a pod has a turn when nothing calls for one.
 	SweepInterval time.Duration
 	// Workers bounds how many pods have their turn at once, not counting one that has
-	// had it for long.
+	// had it for long, and one of the sweep's.
 	Workers int
 
 	// Drained: the node is drained from the first look on.
@@ -195,7 +195,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	for range r.config.Workers {
 		group.Go(func() error { r.work(ctx, queue, &group); return nil })
 	}
-	group.Go(func() error { r.sweep(ctx, queue); return nil })
+	group.Go(func() error { r.sweep(ctx, queue, &group); return nil })
 	group.Go(func() error { r.seek(ctx); return nil })
 	group.Go(func() error { r.boundAdoption(ctx); return nil })
 	queue.Add(heartbeat)
@@ -246,30 +246,49 @@ func (r *Reconciler) work(ctx context.Context, queue workqueue.TypedDelayingInte
 }
 
 // sweep gives pods a turn that have had none for a while. Pods of which one is due at
-// about the same time have it together: to wake up for each costs more than the turn.
-func (r *Reconciler) sweep(ctx context.Context, queue workqueue.TypedInterface[string]) {
-	part := r.config.SweepInterval / 10
+// about the same time have it together: to wake up for each costs more than the turn. They
+// have it one after the other, beside the workers: several at once cost more, too, and
+// nobody else is to wait for them. If that takes too long, the workers have the next.
+func (r *Reconciler) sweep(ctx context.Context, queue workqueue.TypedDelayingInterface[string], pool *errgroup.Group) {
+	part := r.config.SweepInterval / 2
 	tick := time.NewTicker(part)
 	defer tick.Stop()
+	var busy atomic.Bool
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			for _, uid := range r.due(now.Add(part)) { // without the lock, which each turn takes
-				queue.Add(uid)
+			uids := r.due(now.Add(part))
+			if busy.Swap(true) {
+				for _, uid := range uids {
+					queue.Add(uid)
+				}
+				continue
 			}
+			pool.Go(func() error {
+				defer busy.Store(false)
+				for _, uid := range uids {
+					if ctx.Err() != nil {
+						break
+					}
+					if again := r.turn(ctx, uid); again > 0 {
+						queue.AddAfter(uid, again)
+					}
+				}
+				return nil
+			})
 		}
 	}
 }
 
-// due lists the pods that have a turn before then.
+// due lists the pods that are to have a turn before then, and are not having one.
 func (r *Reconciler) due(then time.Time) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var uids []string
 	for uid, p := range r.pods {
-		if p.sweepAt.Before(then) {
+		if _, busy := r.busy[uid]; !busy && p.sweepAt.Before(then) {
 			uids = append(uids, uid)
 		}
 	}

@@ -244,6 +244,51 @@ func TestAPodThatIsSlowToLookAtRests(t *testing.T) {
 	})
 }
 
+// A pod that the sweep takes long to look at does not keep others from it.
+func TestAPodThatHoldsUpTheSweep(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		const others = 10
+		for i := range others {
+			name := fmt.Sprint(i)
+			w.object(name, true)
+			if err := w.add(name, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.set(func() { s.slow = time.Hour })
+		w.pass(20 * time.Second)
+		for range 5 {
+			for i := range others {
+				other := w.space(fmt.Sprint(i))
+				other.set(func() { other.looks = 0 })
+			}
+			w.pass(15 * time.Second)
+			for i := range others {
+				if looks := w.space(fmt.Sprint(i)).looks; looks < 1 || looks > 3 {
+					t.Errorf("pod %d is looked at %d times in 15 s", i, looks)
+				}
+			}
+		}
+		s.set(func() { s.slow = 0 })
+		w.pass(time.Hour) // it is held until then
+	})
+}
+
+// Who asks for a pod that the sweep looks at has its answer right after that.
+func TestACallDuringTheSweep(t *testing.T) {
+	captured(t, func(w *world, s *space) {
+		const slow = 3 * time.Second
+		s.set(func() { s.slow, s.looks = slow, 0 })
+		for s.looks == 0 {
+			w.pass(100 * time.Millisecond)
+		}
+		began := time.Now()
+		if err := w.r.Check(w.t.Context(), sandboxOf("web", "c1")); err != nil || time.Since(began) >= 3*slow {
+			t.Errorf("CHECK was answered after %s: %v", time.Since(began), err)
+		}
+	})
+}
+
 func TestNewRefusesWhatIsMissing(t *testing.T) {
 	if _, err := New(Config{}); err == nil {
 		t.Error("an empty configuration is accepted")
