@@ -228,7 +228,7 @@ func (b *bencher) sweepOf(ctx context.Context, n *node, every time.Duration) ([]
 	wall := figures.Measure{
 		What: fmt.Sprintf("sweep of %d pods, both cores", count), Value: cpu / 2, Unit: "ms",
 		Others: []figures.Other{{Name: "numbers and paths alone, in this process", Value: figures.Ms(inProcess)}},
-		Note: fmt.Sprintf("half of the CPU time that the agent took per sweep over %s, one sweep a second; it spreads the turns, so that there is no wall time to be read",
+		Note: fmt.Sprintf("half of the CPU time that the agent took per sweep over %s, one sweep a second; it takes the turns on one core, in two parts half an interval apart",
 			b.Sizes.Window),
 	}
 	if count == b.Sizes.Pods {
