@@ -161,7 +161,8 @@ func TestInterruptedRunLeavesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if running := processes(t); len(running) != 4 { // it is executed twice
+		// It is executed twice; and may have somebody ask the agent just now.
+		if running := processes(t); len(running) < 4 {
 			t.Errorf("running in the middle of the story: %q", running)
 		}
 		if err := cmd.Process.Signal(sig); err != nil {
