@@ -212,7 +212,7 @@ func Open(ctx context.Context, dir string) (*Cluster, error) {
 	s, err := readState(dir)
 	c := &Cluster{dir: dir, state: s, out: io.Discard, start: time.Now(), root: supervisor.Client{Socket: filepath.Join(dir, socketName)}}
 	if err == nil {
-		err = c.enterNetns(ctx)
+		err = errors.Join(c.enterNetns(ctx), c.connectAPI())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("no cluster runs in %s (%w); remedy: make cluster-up", dir, err)
