@@ -15,7 +15,8 @@
 // A cluster is a tree of processes. Its root is the first process of a PID namespace
 // and a network namespace of the cluster's own; it supervises the control plane, and
 // the nodes. A node is the first process of PID, mount, network, UTS, IPC and cgroup
-// namespaces (see package machine); it supervises containerd, kubelet and kube-proxy.
+// namespaces (see package machine), and, where the kernel has them, of a time namespace
+// that begins when it does; it supervises containerd, kubelet and kube-proxy.
 // When the first process of a node ends, the kernel ends all that runs in the node,
 // which is how a node is switched off; and so with the cluster. Until [Cluster.Keep]
 // the root holds one end of a pipe whose other end is the starter's: if that ends,

@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -97,10 +99,14 @@ func (n *Node) Boot(ctx context.Context) error {
 	if err := n.writeFiles(); err != nil {
 		return fmt.Errorf("cannot write the files of %s: %w", n.Name, err)
 	}
+	clock, err := newClock()
+	if err != nil {
+		return err
+	}
 	self := n.cluster.path(binDir, "clusterinit")
-	err := n.cluster.root.Start(ctx, supervisor.Service{
+	err = n.cluster.root.Start(ctx, supervisor.Service{
 		Name:    n.Name,
-		Args:    []string{"unshare", "-C", "--", self, "node", n.machineFile()},
+		Args:    append(append([]string{"unshare", "-C"}, clock...), "--", self, "node", n.machineFile()),
 		Log:     n.cluster.path(logDir, n.Name+".log"),
 		Cgroup:  n.cgroup(),
 		Machine: true,
@@ -133,6 +139,19 @@ func (n *Node) Boot(ctx context.Context) error {
 	}
 	n.cluster.say("%s has booted, and has its images", n.Name)
 	return nil
+}
+
+// newClock are unshare's arguments by which a node has been up since it was booted, and not
+// since the machine was. Where the kernel has no time namespaces, it is as old as that.
+func newClock() ([]string, error) {
+	if _, err := os.Stat("/proc/self/ns/time"); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		return nil, fmt.Errorf("cannot tell for how long the machine has been up: %w", err)
+	}
+	return []string{"-T", "--boottime", strconv.FormatInt(-up.Sec, 10)}, nil
 }
 
 // Join is the second half of Up: it starts what makes the node one of the cluster, and
