@@ -125,9 +125,8 @@ func apps(t *testing.T, n *cluster.Node, before string, pods ...string) (names, 
 	t.Helper()
 	const script = `running=$(ctr -n k8s.io tasks ls | awk '$3 == "RUNNING" {print $1}')
 	for pod; do
-		for id in $(ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.name"=='"$pod"',labels."io.kubernetes.container.name"==app'); do
-			case "$running" in *"$id"*) echo "$pod $id" ;; esac
-		done
+		ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.name"=='"$pod"',labels."io.kubernetes.container.name"==app' |
+			grep -Fx "$running" | sed "s/^/$pod /"
 	done`
 	for line := range strings.Lines(onNodeShell(t, n, script, pods...)) {
 		name, id, _ := strings.Cut(strings.TrimSpace(line), " ")
