@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/fairlead-mesh/fairlead/integration/cluster"
@@ -18,7 +19,9 @@ spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
 `
 
 // A node that is born with the startup taint gets no pods until its agent is ready, and none
-// while it is not; the taints of others stay. What is uninstalled leaves nothing of this.
+// while it is not; the taints of others stay. Whether the runtime asks for the STATUS of our
+// plugin, too, is another matter: that keeps no node from being ready once an agent was. What
+// is uninstalled leaves nothing of this.
 func TestNodeInTheAPI(t *testing.T) {
 	netlab.Kernel(t)
 	c := startLoaded(t, 1)
@@ -28,7 +31,11 @@ func TestNodeInTheAPI(t *testing.T) {
 	eventually(t, "the pod's place", "Unschedulable", func() (string, error) {
 		return c.Kubectl(t.Context(), "get", "pod", "waits", "-o", `jsonpath={.status.conditions[?(@.type=="PodScheduled")].reason}`)
 	})
-	install(t, c, "node.taint=unready", "node.condition=true")
+	install(t, c, "node.taint=unready", "node.condition=true", "cniStatus=always")
+	eventually(t, "our list's version", `"cniVersion": "1.1.0"`, func() (string, error) {
+		out, err := node.Run(t.Context(), "grep", "-o", `"cniVersion": "[0-9.]*"`, ourList)
+		return strings.TrimSpace(out), err
+	})
 	waitFor(t, c, "condition=Ready", "pod/waits")
 	waitFor(t, c, "condition=fairlead.io/Captured", "pod/waits")
 	shows(t, c, node, "other True OK, Ready True")
