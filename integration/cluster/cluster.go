@@ -65,6 +65,9 @@ func Start(ctx context.Context, config Config) (*Cluster, error) {
 		err = c.startAll(ctx)
 	}
 	if err != nil {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			err = context.Cause(ctx) // whatever it was that could not go on
+		}
 		return nil, errors.Join(fmt.Errorf("cannot start the cluster: %w", err), c.abandon())
 	}
 	return c, nil

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -207,6 +208,8 @@ func (n *Node) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	enter := []string{"-t", strconv.Itoa(pid), "-m", "-n", "-u", "-i", "-p", "-C", "--"}
 	cmd := command(ctx, "nsenter", append(enter, args...)...)
 	cmd.Env = append(n.cluster.environ(), "TERM="+os.Getenv("TERM"))
+	cmd.Cancel = func() error { return killFollowers(cmd.Process.Pid) }
+	cmd.WaitDelay = 10 * time.Second // then nsenter is killed, too
 	return cmd, nil
 }
 
