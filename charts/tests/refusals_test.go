@@ -67,9 +67,17 @@ func TestRefusalsOfTheProxy(t *testing.T) {
 
 // Policies need Kubernetes 1.30; all else does without.
 func TestOlderKubernetes(t *testing.T) {
-	_, err := installation{kube: "v1.29.4-gke.100"}.render()
-	if want := "admissionPolicies.enabled: Kubernetes v1.29.4-gke.100 has no ValidatingAdmissionPolicy; set it to false"; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("got %v\nwant an error that says %s", err, want)
+	for values, then := range map[string]string{
+		"":                          "the status of pods on any node",
+		"{node: {taint: remove}}":   "the status of pods on any node, and nodes",
+		"{node: {condition: true}}": "the status of pods on any node, and nodes",
+		"{global: {platform: gke}}": "the status of pods on any node, and nodes",
+	} {
+		_, err := installation{kube: "v1.29.4-gke.100", values: values}.render()
+		want := "admissionPolicies.enabled: Kubernetes v1.29.4-gke.100 has no ValidatingAdmissionPolicy; set it to false, and the agent's token may then write " + then
+		if err == nil || !strings.HasSuffix(strings.TrimSpace(err.Error()), want) {
+			t.Errorf("%q: got %v\nwant an error that ends with %s", values, err, want)
+		}
 	}
 	for key := range (installation{kube: "v1.29.4-gke.100", values: "{admissionPolicies: {enabled: false}}"}).objects(t) {
 		if strings.HasPrefix(key, "ValidatingAdmissionPolicy") {

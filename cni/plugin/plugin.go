@@ -30,7 +30,7 @@
 //     once.
 //   - A DEL that is repeated, late, or for a sandbox long gone.
 //   - A configuration that was left on a node where no agent starts any more: it does not
-//     keep the node from being ready for ever, and both errors name the file to remove.
+//     keep the node from being ready for ever, and both errors say what to do.
 //   - A GC without an agent, or with one that does not answer: there is nothing that it
 //     would not find by itself.
 package plugin

@@ -19,12 +19,13 @@ const (
 
 const (
 	// grace is how long what is shown stays while nothing but the proxy is missing: a
-	// proxy that is replaced, or a sandbox, is not to be seen by every peer of the mesh.
+	// proxy that is replaced, or a sandbox, is not to be seen by every peer of the mesh;
+	// and how long an agent is not ready before its node shows it.
 	grace = 30 * time.Second
 	// alarm is how long a bypass lasts before it is shown.
 	alarm = time.Second
-	// newReason and newMessage are how often a pod is written for these alone: a number in
-	// a message may change all the time.
+	// newReason and newMessage are how often a pod, or the node, is written for these alone:
+	// a number in a message may change all the time.
 	newReason  = time.Minute
 	newMessage = 10 * time.Minute
 )

@@ -19,8 +19,9 @@
 // Neither is ever read as proof of anything.
 //
 // Of the node itself, where the configuration asks for it (NodeWriter): the startup taint
-// goes when the agent is ready, and is put there when it starts or has not been ready for
-// 30 s; the condition fairlead.io/Ready is True at once, and False after as long.
+// goes when the agent is ready, and, if that is asked for, is put there when it starts
+// without the plugin in place (PutBack), or has not been ready for 30 s (Guard); the
+// condition fairlead.io/Ready is True at once, and False after as long.
 //
 // People are told by events on the pod when it bypasses, is blocked, unsupported or long
 // on its way, when its start failed, when older connections go past the proxy, and when
@@ -37,8 +38,8 @@
 //	runtimeclasses   list, watch (of the group node.k8s.io)
 //	events           create, patch (of the group events.k8s.io)
 //	daemonsets       get, of its own (of the group apps)
-//	nodes            get; patch, if the startup taint is asked for
-//	nodes/status     patch, if the node's condition is; neither otherwise
+//	nodes            get, if either is asked for; patch, if the startup taint is
+//	nodes/status     patch, if the node's condition is asked for
 //
 // # Failures it survives
 //

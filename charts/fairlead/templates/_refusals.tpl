@@ -52,7 +52,8 @@ global.nativeNftables: true
 {{- $problems = append $problems (printf "cniStatus: always needs cniMode: owned: with %s the list, and its version, is the primary's" .Values.cniMode) -}}
 {{- end -}}
 {{- if and .Values.admissionPolicies.enabled (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
-{{- $problems = append $problems (printf "admissionPolicies.enabled: Kubernetes %s has no ValidatingAdmissionPolicy; set it to false, and the agent's token may then write the status of pods on any node" .Capabilities.KubeVersion.Version) -}}
+{{- $nodes := ternary ", and nodes" "" (or (ne (include "fairlead.writesTaint" .) "") .Values.node.condition) -}}
+{{- $problems = append $problems (printf "admissionPolicies.enabled: Kubernetes %s has no ValidatingAdmissionPolicy; set it to false, and the agent's token may then write the status of pods on any node%s" .Capabilities.KubeVersion.Version $nodes) -}}
 {{- end -}}
 {{- $leaving := printf "%s-uninstall" (include "fairlead.name" .) -}}
 {{- if and .Release.IsInstall (lookup "apps/v1" "DaemonSet" .Release.Namespace $leaving) -}}

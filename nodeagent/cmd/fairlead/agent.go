@@ -120,7 +120,11 @@ const (
 )
 
 func newAgent(c config.Config, podsFrom string, guest bool, logger *slog.Logger) (*agent, error) {
-	a := &agent{config: c, guest: guest, started: time.Now(), logger: logger, registry: prometheus.NewRegistry(), synced: make(chan struct{}), announced: make(chan struct{}), judged: make(chan struct{})}
+	a := &agent{
+		config: c, guest: guest, logger: logger,
+		started: time.Now(), registry: prometheus.NewRegistry(),
+		synced: make(chan struct{}), announced: make(chan struct{}), judged: make(chan struct{}),
+	}
 	a.drained = openDrainFile(c.File("agent.sock"))
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := a.newInstaller(c.Install); err != nil {

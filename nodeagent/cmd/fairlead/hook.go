@@ -95,7 +95,8 @@ func await(ctx context.Context, out io.Writer, timeout time.Duration, ask func(c
 		left = append(left, fmt.Sprintf("%d without a pod", missing))
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("%d of %d nodes are not uninstalled: %s; mend what they say, or run fairlead uninstall there, and try again; nodes that run no pods of ours are left out by uninstall.affinity in the chart's values; helm uninstall --no-hooks leaves them as they are",
+		return fmt.Errorf("%d of %d nodes are not uninstalled: %s; mend what they say, or run fairlead uninstall there, and try again; "+
+			"nodes that run no pods of ours are left out by uninstall.affinity in the chart's values; helm uninstall --no-hooks leaves them as they are",
 			len(undone(nodes))+max(0, all-len(nodes)), max(all, len(nodes)), strings.Join(left, ", "))
 	}
 	_, err := fmt.Fprintf(out, "all %d nodes are uninstalled\n", len(nodes))
