@@ -91,9 +91,9 @@ type State struct {
 	// Problem says why the runtime does not execute our plugin for every pod, or may
 	// soon cease to; nil: it does.
 	Problem error
-	// Mute says why STATUS, asked for always, is not to be had; the plugin may be executed
+	// NoStatus says why STATUS, asked for always, is not to be had; the plugin may be executed
 	// all the same.
-	Mute error
+	NoStatus error
 }
 
 var errNotYet = errors.New("the plugin is not installed yet: the agent is not ready")
@@ -224,8 +224,8 @@ func (i *Installer) set(state State) {
 	default:
 		i.config.Logger.Warn("the plugin is not installed as it should be", "problem", state.Problem)
 	}
-	if state.Mute != nil && text(before.Mute) != text(state.Mute) {
-		i.config.Logger.Warn("the node is ready for pods before the agent is", "problem", state.Mute)
+	if state.NoStatus != nil && text(before.NoStatus) != text(state.NoStatus) {
+		i.config.Logger.Warn("the node is ready for pods before the agent is", "problem", state.NoStatus)
 	}
 }
 
@@ -252,7 +252,7 @@ func (i *Installer) installBinary() error {
 // another mode has left is to stay.
 func (i *Installer) configure(ctx context.Context, state *State, keep bool) error {
 	p, err := i.plan()
-	if state.Primary, state.Mute = p.primary, p.mute; err != nil {
+	if state.Primary, state.NoStatus = p.primary, p.noStatus; err != nil {
 		return err
 	}
 	state.File = p.path
@@ -269,7 +269,7 @@ func (i *Installer) configure(ctx context.Context, state *State, keep bool) erro
 		if p.present && p.before == "" {
 			defer i.hold(ctx)()
 			p, err = i.plan() // time has passed
-			if state.Mute = p.mute; err != nil {
+			if state.NoStatus = p.noStatus; err != nil {
 				return err
 			}
 		}

@@ -41,9 +41,9 @@ func (l *loader) passesOver(proc string) error {
 	return fmt.Errorf("%s has libcni %s, and before 1.3 it passes over what mode dropin writes, without a word: set install.mode to owned or chained", first.name, first.version)
 }
 
-// refuses11 says why the runtime may not take a list of version 1.1.0: libcni before 1.2
+// runtimeRefuses11 says why the runtime may not take a list of version 1.1.0: libcni before 1.2
 // fails every ADD of one. While a runtime is started again, it is the one that ran before.
-func (l *loader) refuses11(proc string) error {
+func (l *loader) runtimeRefuses11(proc string) error {
 	l.find(proc)
 	if len(l.last) == 0 {
 		return errors.New("which libcni the container runtime has cannot be told: no process is seen that says it (the agent needs the node's process IDs, hostPID)")

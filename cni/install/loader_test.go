@@ -26,7 +26,7 @@ func TestLoader(t *testing.T) {
 		write(t, filepath.Join(dir, "comm"), name+"\n")
 	}
 	var l loader
-	if err := errors.Join(l.passesOver(proc), l.refuses11(proc)); err != nil || len(l.running) != 1 || l.running[0].name != "containerd" || !strings.HasPrefix(l.running[0].version, "v1.") {
+	if err := errors.Join(l.passesOver(proc), l.runtimeRefuses11(proc)); err != nil || len(l.running) != 1 || l.running[0].name != "containerd" || !strings.HasPrefix(l.running[0].version, "v1.") {
 		t.Fatalf("found %+v: %v", l, err)
 	}
 	l.running[0].version = "v1.2.3" // what is known is not looked at again
@@ -53,7 +53,7 @@ func TestLoader(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(proc, "3")); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(l.passesOver(proc), l.refuses11(proc)); err != nil || l.running != nil {
+	if err := errors.Join(l.passesOver(proc), l.runtimeRefuses11(proc)); err != nil || l.running != nil {
 		t.Errorf("when it has ended: %+v, %v", l, err)
 	}
 }
@@ -74,7 +74,7 @@ func TestWhichRuntimesTake11(t *testing.T) {
 		for n, version := range strings.Fields(versions) {
 			l.last = append(l.last, process{name: fmt.Sprintf("r%d", n), version: version})
 		}
-		if got := text(l.refuses11(t.TempDir())); !strings.HasPrefix(got, want) || want == "" && got != "" {
+		if got := text(l.runtimeRefuses11(t.TempDir())); !strings.HasPrefix(got, want) || want == "" && got != "" {
 			t.Errorf("%q: got %q, want %q", versions, got, want)
 		}
 	}

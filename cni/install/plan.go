@@ -27,15 +27,15 @@ const dropInName = "fairlead.conf"
 // A plan is the file by which the runtime executes our plugin, and what has to stand in
 // it.
 type plan struct {
-	primary string // the name of its file
-	first   string // the name of the one that the runtime has to take
-	before  string // the name of one that it takes instead
-	path    string
-	content []byte
-	mode    fs.FileMode
-	made    []byte // in somebody else's file: the text that the content was made of
-	present bool   // the plugin is executed already, if perhaps by another content
-	mute    error  // why STATUS, asked for always, is not to be had
+	primary  string // the name of its file
+	first    string // the name of the one that the runtime has to take
+	before   string // the name of one that it takes instead
+	path     string
+	content  []byte
+	mode     fs.FileMode
+	made     []byte // in somebody else's file: the text that the content was made of
+	present  bool   // the plugin is executed already, if perhaps by another content
+	noStatus error  // why STATUS, asked for always, is not to be had
 }
 
 func (p plan) holds() bool {
@@ -72,11 +72,12 @@ func (i *Installer) plan() (plan, error) {
 func (i *Installer) planOwned(f *found, p *plan) (err error) {
 	p.path, p.first, p.before = i.list(), ListName, f.before(ListName)
 	p.present = exists(p.path)
+	// A list that is refused is refused at any version, and its programs are not executed.
 	if p.content, err = f.list.with(i.entry); err != nil || i.config.Status != StatusAlways {
 		return err
 	}
 	var l *list
-	l, p.mute = i.raised(f)
+	l, p.noStatus = i.raised(f)
 	p.content, err = l.with(i.entry)
 	return err
 }

@@ -34,16 +34,17 @@ func (i *Installer) raised(f *found) (*list, error) {
 	if slices.ContainsFunc(l.versions, func(v string) bool { enough, _ := atLeast(v, 1, 1); return enough }) {
 		return l, nil
 	}
-	err := i.loader.refuses11(i.config.Proc)
+	err := i.loader.runtimeRefuses11(i.config.Proc)
 	if err == nil {
-		err = i.refuse11(f)
+		err = i.pluginsRefuse11(f)
 	}
 	up := l
 	if err == nil {
 		up, err = l.at(statusVersion)
 	}
 	if err != nil {
-		return l, fmt.Errorf("install.status is always, and yet STATUS is not asked for: the list %s stays at version %q: %w; meanwhile a pod's ADD alone waits for the agent",
+		return l, fmt.Errorf("install.status is always, and yet STATUS is not asked for: the list %s stays at version %q: %w; "+
+			"meanwhile a pod's ADD alone waits for the agent; if it is to stay so, set install.status to auto",
 			i.list(), l.versions, err)
 	}
 	return up, nil
@@ -57,8 +58,9 @@ func (l *list) at(version string) (*list, error) {
 	return parseList(l.file, slices.Concat(l.text[:l.version.from], []byte(strconv.Quote(version)), l.text[l.version.to:]))
 }
 
-// refuse11 asks each program that is executed by the list.
-func (i *Installer) refuse11(f *found) error {
+// pluginsRefuse11 says why the programs that are executed by the list may not take version
+// 1.1.0, of each that may not; nil if all do. It asks them.
+func (i *Installer) pluginsRefuse11(f *found) error {
 	kinds, err := f.executed()
 	if err != nil {
 		return err

@@ -106,11 +106,11 @@ const hostLocal = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "
 func TestNotRaised(t *testing.T) {
 	const raised = "[1.1.0]"
 	for name, test := range map[string]struct {
-		primary string
-		plugins map[string]string
-		with    func(*place)
-		want    string // versions of our list
-		mute    string
+		primary  string
+		plugins  map[string]string
+		with     func(*place)
+		want     string // versions of our list
+		noStatus string
 	}{
 		"all can":          {hostLocal, map[string]string{"bridge": modern, "host-local": modern}, nil, raised, ""},
 		"it is there":      {strings.Replace(hostLocal, "1.0.0", "1.1.0", 1), nil, nil, raised, ""},
@@ -147,8 +147,8 @@ func TestNotRaised(t *testing.T) {
 			if got := fmt.Sprint(l.versions); got != test.want {
 				t.Errorf("our list has the version %s, want %s", got, test.want)
 			}
-			want := strings.ReplaceAll(test.mute, "BIN", p.bin)
-			if got := text(p.State().Mute); !strings.Contains(got, want) || (want == "") != (got == "") {
+			want := strings.ReplaceAll(test.noStatus, "BIN", p.bin)
+			if got := text(p.State().NoStatus); !strings.Contains(got, want) || (want == "") != (got == "") {
 				t.Errorf("got %q\nwant %q", got, want)
 			}
 			if p.State().Problem != nil {

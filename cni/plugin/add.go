@@ -108,9 +108,9 @@ func (p *Plugin) ask(ctx context.Context, req agentapi.Request) (agentapi.Respon
 
 // noAnswer is the error of a pod that cannot start because of the agent.
 func (p *Plugin) noAnswer(c *config, pod podArgs, took time.Duration, cause error) error {
-	what, unless := "does not answer", ""
+	what, advice := "does not answer", ""
 	if errors.Is(cause, agentapi.ErrAbsent) {
-		what, unless = "is not running", "; "+leftover
+		what, advice = "is not running", "; "+leftover
 		if seen := agentapi.LastSeen(p.socket); !seen.IsZero() {
 			what += " (last seen " + seen.UTC().Format(time.RFC3339) + ")"
 		}
@@ -120,6 +120,6 @@ func (p *Plugin) noAnswer(c *config, pod podArgs, took time.Duration, cause erro
 	if len(c.AllowWithoutAgent) > 0 {
 		details += "; only pods of " + strings.Join(c.AllowWithoutAgent, ", ") + " start without it"
 	}
-	details += unless
+	details += advice
 	return types.NewError(agentapi.CodeNoAgent, fmt.Sprintf("pod %s cannot start: the fairlead agent of this node %s", pod, what), details)
 }

@@ -215,7 +215,7 @@ func (p *pod) next(again time.Duration, began time.Time) time.Duration {
 	now := time.Now()
 	pause := rest(now.Sub(began))
 	if p.changed {
-		again = time.Nanosecond // as soon as may be
+		again = time.Nanosecond // at once: 0 is not at all
 	}
 	if again > 0 && p.adding == nil {
 		again = max(again, pause)

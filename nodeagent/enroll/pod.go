@@ -33,7 +33,7 @@ type pod struct {
 	// The worker's.
 	answers    []answer  // to the calls taken in this turn
 	written    *Record   // the record as it was written last
-	draft      Record    // as it would be now
+	draft      Record    // as it would be now; kept here so that comparing it makes no garbage
 	begun      bool      // by that record an ADD is under way
 	unrecorded bool      // the record could not be written, which was logged
 	ended      *netns.ID // that of the last sandbox of it that has ended; zero: not by the runtime's word

@@ -141,6 +141,7 @@ func readRecord(path string) (Record, error) {
 
 const recordSuffix = ".json"
 
+// file is filepath.Join without its garbage: each turn asks whether the record is there.
 func (d RecordDir) file(uid string) string { return string(d) + "/" + uid + recordSuffix }
 
 // record is what the next agent should know of the pod.

@@ -112,7 +112,7 @@ func (w *NodeWriter) judge(now time.Time) (news bool) {
 	switch {
 	case err == nil:
 		w.since = time.Time{}
-		want.taint, want.condition = taintGone, w.condition(corev1.ConditionTrue, reason, "")
+		want.taint, want.condition = taintGone, nodeCondition{Status: corev1.ConditionTrue, Reason: reason}
 	case w.since.IsZero():
 		w.since = now
 	}
@@ -120,7 +120,7 @@ func (w *NodeWriter) judge(now time.Time) (news bool) {
 		want.taint = taintAsIs
 	}
 	if err != nil && now.Sub(w.since) >= grace {
-		want.condition = w.condition(corev1.ConditionFalse, reason, err.Error())
+		want.condition = nodeCondition{Status: corev1.ConditionFalse, Reason: reason, Message: err.Error()}
 		if w.config.Guard && w.want.condition.Status != corev1.ConditionFalse {
 			want.taint = taintThere
 		}
@@ -136,10 +136,6 @@ func (w *NodeWriter) judge(now time.Time) (news bool) {
 	}
 	w.want, w.wrote = want, now
 	return true
-}
-
-func (w *NodeWriter) condition(is corev1.ConditionStatus, reason, message string) nodeCondition {
-	return nodeCondition{Status: is, Reason: reason, Message: message}
 }
 
 // write reads the node, and writes what is not as it should be, until nothing is. Where

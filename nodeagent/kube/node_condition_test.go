@@ -38,7 +38,7 @@ func TestNodeCondition(t *testing.T) {
 		n.pass(nodeInterval + time.Second)
 		n.wantShown(ourTaint + " " + kubelets + " fairlead.io/Ready/False/NotInstalled/another")
 		n.wantMeasured("fairlead_api_node_writes_total", "nodes/status ok 5")
-	}, born(ours11))
+	}, born(ourStartup))
 }
 
 // An agent that starts again, and is ready soon, leaves no trace; since when it was ready

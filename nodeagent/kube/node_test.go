@@ -84,8 +84,8 @@ func born(with ...corev1.Taint) func(*corev1.Node) {
 }
 
 var (
-	ours11 = corev1.Taint{Key: StartupTaint, Effect: corev1.TaintEffectNoSchedule}
-	istios = corev1.Taint{Key: istioTaint, Value: "true", Effect: corev1.TaintEffectNoExecute}
+	ourStartup = corev1.Taint{Key: StartupTaint, Effect: corev1.TaintEffectNoSchedule}
+	istios     = corev1.Taint{Key: istioTaint, Value: "true", Effect: corev1.TaintEffectNoExecute}
 )
 
 // The taint that a node was born with goes when the agent is ready, whichever it is, and
@@ -99,7 +99,7 @@ func TestStartupTaint(t *testing.T) {
 		if got := n.patches(); got != 1 {
 			t.Errorf("%d patches", got)
 		}
-		n.api.node("node1", born(ours11))
+		n.api.node("node1", born(ourStartup))
 		n.pass(nodeInterval + time.Second)
 		n.wantShown(theirTaint + " " + kubelets)
 		n.patches()
@@ -109,7 +109,7 @@ func TestStartupTaint(t *testing.T) {
 		if got := n.patches(); got != 0 {
 			t.Errorf("%d patches where nothing is to be put back", got)
 		}
-	}, born(ours11), theirs, born(istios))
+	}, born(ourStartup), theirs, born(istios))
 }
 
 // The last taint of a node goes too.
@@ -117,7 +117,7 @@ func TestLastTaint(t *testing.T) {
 	inTainter(t, NodeWriterConfig{Taint: true}, func(n *tainter) {
 		n.is("OK", nil)
 		n.wantShown(kubelets)
-	}, born(ours11))
+	}, born(ourStartup))
 }
 
 // Put there at the start, at once, for as long as the agent is not ready; a person who takes
@@ -207,7 +207,7 @@ func TestNodeWriteAtTheEnd(t *testing.T) {
 		if lines := n.logged.Lines("level="); len(lines) > 0 || n.writer.Problems() != nil {
 			t.Errorf("logged %q", lines)
 		}
-	}, born(ours11))
+	}, born(ourStartup))
 }
 
 // What others do to the node between our look at it and our write is neither lost nor
@@ -242,7 +242,7 @@ func TestNodeIsWrittenByOthersMeanwhile(t *testing.T) {
 		left := meanwhile(n, 0)
 		n.is("OK", nil)
 		check(n, left, "a:NoExecute "+kubelets)
-	}, born(ours11), theirs)
+	}, born(ourStartup), theirs)
 	inTainter(t, NodeWriterConfig{Taint: true, Guard: true}, func(n *tainter) {
 		n.is("OK", nil)
 		left := meanwhile(n, 0)
@@ -280,7 +280,7 @@ func TestNodeIsWrittenAllTheTime(t *testing.T) {
 		if got := n.writer.Problems(); got != nil {
 			t.Errorf("problems %q", got)
 		}
-	}, born(ours11))
+	}, born(ourStartup))
 }
 
 // A cache that lags has nothing written by what it says, and is not believed when there is
@@ -297,7 +297,7 @@ func TestNodeFromACacheThatLags(t *testing.T) {
 		if got := n.patches(); got != 0 {
 			t.Errorf("%d patches", got)
 		}
-	}, born(ours11))
+	}, born(ourStartup))
 	inTainter(t, NodeWriterConfig{Taint: true, Guard: true}, func(n *tainter) {
 		n.api.mu.Lock()
 		n.api.oldNodes = map[string]*corev1.Node{"node1": n.api.nodes["node1"]}
@@ -342,7 +342,7 @@ func TestNodeRefused(t *testing.T) {
 				if got := n.writer.Problems(); got != nil {
 					t.Errorf("it is over, yet %q", got)
 				}
-			}, born(ours11))
+			}, born(ourStartup))
 		})
 	}
 }

@@ -49,6 +49,7 @@ var awaited = [...]place{
 	{unix.IPPROTO_TCP, netip.AddrPortFrom(netip.IPv6Loopback(), ruleset.DNSPort)},
 }
 
+// awaitedRequests are sent at every look; made once.
 var awaitedRequests = requests(awaited[:])
 
 // requests are those for the sockets at some places.
@@ -78,9 +79,9 @@ func (c *Conn) Listeners(ctx context.Context) (Listeners, error) {
 	}, nil
 }
 
-// find notes the cookies of the listeners at some places, with the requests for them; 0 is none. It looks the
-// sockets up that packets to there, from nowhere, would reach. At the unspecified
-// address that is one which listens on all addresses.
+// find notes the cookies of the listeners at some places, by the requests for them, in
+// the same order; 0 is none. It looks the sockets up that packets to there, from nowhere,
+// would reach. At the unspecified address that is one which listens on all addresses.
 func (c *Conn) find(ctx context.Context, places []place, requests []nlconn.Message, cookies []uint64) error {
 	var unsure []uint8 // protocols
 	err := c.conn.Gets(ctx, requests, func(i int, reply []byte, err error) error {

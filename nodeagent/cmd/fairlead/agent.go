@@ -312,7 +312,7 @@ func (a *agent) node() status.Node {
 	if err := a.installed(); err != nil {
 		node.Problems = append(node.Problems, err.Error())
 	}
-	for _, problem := range []string{a.probes.Status().Problem, a.drainProblem(), a.muteProblem()} {
+	for _, problem := range []string{a.probes.Status().Problem, a.drainProblem(), a.statusProblem()} {
 		if problem != "" {
 			node.Problems = append(node.Problems, problem)
 		}

@@ -48,10 +48,10 @@ func (a *agent) installed() error {
 	return a.installer.State().Problem
 }
 
-// muteProblem says why STATUS does not hold although it was asked for; empty if it does.
-func (a *agent) muteProblem() string {
-	if a.installer == nil || a.installer.State().Mute == nil {
+// statusProblem says why STATUS does not hold although it was asked for; empty if it does.
+func (a *agent) statusProblem() string {
+	if a.installer == nil || a.installer.State().NoStatus == nil {
 		return ""
 	}
-	return a.installer.State().Mute.Error()
+	return a.installer.State().NoStatus.Error()
 }
