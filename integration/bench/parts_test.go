@@ -149,6 +149,17 @@ func TestUninterrupted(t *testing.T) {
 	}
 }
 
+func TestMiddle(t *testing.T) {
+	for _, test := range []struct {
+		values []float64
+		want   float64
+	}{{[]float64{3}, 3}, {[]float64{9, 1, 4}, 4}, {[]float64{2, 1}, 1}} {
+		if got := middle(test.values); got != test.want {
+			t.Errorf("the middle of %v is %v, want %v", test.values, got, test.want)
+		}
+	}
+}
+
 func TestPodsAreDistinct(t *testing.T) {
 	seen := map[string]bool{}
 	for i := range Full().More {

@@ -260,8 +260,8 @@ func uninterrupted(call func() error) error {
 	}
 }
 
-// middle is the median of a few values.
+// middle is the median of a few values; of an even number, the lower of the two.
 func middle(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
-	return sorted[len(sorted)/2]
+	return sorted[(len(sorted)-1)/2]
 }
