@@ -9,13 +9,6 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-const lateManifest = `
-apiVersion: v1
-kind: Pod
-metadata: {name: late, labels: {istio.io/dataplane-mode: ambient}}
-spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
-`
-
 // An agent that the API does not answer lets no pod start of which it does not know what
 // is asked for, and "kubectl describe pod" says what the API said and what helps. When the
 // API answers again the pod starts.
@@ -26,22 +19,9 @@ func TestAgentWithoutTheAPI(t *testing.T) {
 	const role = "fairlead-" + system
 	kubectl(t, c, "delete", "clusterrolebinding", role)
 	kubectl(t, c, "-n", system, "delete", "pod", "-l", "app.kubernetes.io/name=fairlead")
-	applyPods(t, c, lateManifest)
-	wants := []string{
-		"type=\"fairlead-cni\" failed", "cannot get pod default/late from the API at https://",
-		`User "system:serviceaccount:fairlead-system:fairlead" cannot get resource "pods"`, "(let the agent's service account get pods and namespaces (its ClusterRole",
-	}
-	eventually(t, "what kubectl describe does not say", "", func() (string, error) {
-		out, err := c.Kubectl(t.Context(), "describe", "pod", "late")
-		for _, want := range wants {
-			if !strings.Contains(out, want) {
-				return want + "\n" + out, err
-			}
-		}
-		_, events, _ := strings.Cut(out, "Events:")
-		t.Log(events)
-		return "", err
-	})
+	applyPods(t, c, podOf("name: late, labels: {istio.io/dataplane-mode: ambient}"))
+	described(t, c, "default", "late", `type="fairlead-cni" failed`, "cannot get pod default/late from the API at https://",
+		`User "system:serviceaccount:fairlead-system:fairlead" cannot get resource "pods"`, "(let the agent's service account get pods and namespaces (its ClusterRole")
 	release(t, c, "upgrade", "fairlead")
 	waitFor(t, c, "condition=Ready", "pod", "late")
 	agree(t, c)

@@ -13,14 +13,9 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-// A captured pod, and one that is to be captured and whose process, which is not root's,
-// holds a port of the proxy's: any server does, the proxy's own image is one.
-const capabilitiesManifest = `
-apiVersion: v1
-kind: Pod
-metadata: {name: captured, labels: {istio.io/dataplane-mode: ambient}}
-spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
----
+// A pod that is to be captured and whose process, which is not root's, holds a port of the
+// proxy's: any server does, the proxy's own image is one.
+const squatterManifest = `
 apiVersion: v1
 kind: Pod
 metadata: {name: squatter}
@@ -36,7 +31,8 @@ func TestCapabilities(t *testing.T) {
 	netlab.Kernel(t)
 	c := startLoaded(t, 1)
 	install(t, c)
-	applyPods(t, c, strings.ReplaceAll(capabilitiesManifest, "NODEPROXY", imageName(t, "nodeproxy")))
+	applyPods(t, c, podOf("name: captured, labels: {istio.io/dataplane-mode: ambient}"))
+	apply(t, c, strings.ReplaceAll(squatterManifest, "NODEPROXY", imageName(t, "nodeproxy")))
 	waitFor(t, c, "condition=Ready", "pods", "--all")
 	kubectl(t, c, "label", "pod", "squatter", "istio.io/dataplane-mode=ambient")
 	const found, named = "captured: Captured (OK)", "squatter: Bypassing (ProxyPortTaken)"
@@ -49,7 +45,7 @@ func TestCapabilities(t *testing.T) {
 		{"DAC_READ_SEARCH", found + ", squatter: Bypassing (ProxyRefused)"},
 	} {
 		drop(t, c, test.dropped)
-		kubectl(t, c, "rollout", "status", "daemonset/fairlead", "-n", system, "--timeout="+patience.String())
+		rolledOut(t, c, "daemonset/fairlead", system)
 		eventually(t, "without "+test.dropped, test.want, func() (string, error) { return states(t, c) })
 	}
 	for _, test := range []struct{ dropped, want string }{

@@ -208,7 +208,7 @@ func sameName(t *testing.T, c *cluster.Cluster) {
 	applyPods(t, c, setManifest)
 	seen := map[string]bool{}
 	for _, how := range [][]string{{"--wait=false"}, {"--force"}, {"--force"}, nil} {
-		kubectl(t, c, "rollout", "status", "statefulset/set", "-n", "mesh", "--timeout="+patience.String())
+		rolledOut(t, c, "statefulset/set", "mesh")
 		pods, err := list[apiPod](t, c, "pods", "-n", "mesh", "-l", "app=set")
 		if err != nil {
 			t.Fatal(err)

@@ -44,11 +44,7 @@ func TestMesh(t *testing.T) {
 	}
 }
 
-const earlierManifest = `
-apiVersion: v1
-kind: Namespace
-metadata: {name: mesh, labels: {istio.io/dataplane-mode: ambient}}
----
+const earlierManifest = meshManifest + "---" + `
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: web, namespace: mesh}
@@ -92,6 +88,16 @@ func applyPods(t *testing.T, c *cluster.Cluster, manifest string) {
 
 const container = `{name: app, image: "localhost/fairlead/testapp:1", imagePullPolicy: Never, ` +
 	`readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}}`
+
+// podOf is the manifest of a pod with such a container.
+func podOf(metadata string) string {
+	return `
+apiVersion: v1
+kind: Pod
+metadata: {` + metadata + `}
+spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
+`
+}
 
 // waitFor waits for a condition of objects.
 func waitFor(t *testing.T, c *cluster.Cluster, condition string, what ...string) {

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -68,13 +69,6 @@ func comes(t *testing.T, c *cluster.Cluster, pod string) {
 	agree(t, c)
 }
 
-const spareManifest = `
-apiVersion: v1
-kind: Pod
-metadata: {name: needed, namespace: kube-system}
-spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
-`
-
 // What may be needed to repair the agent starts; all else waits, and says for what.
 func crashingAgent(t *testing.T, c *cluster.Cluster, _ owner) {
 	const patch = `[{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": ["agent", "--config=/nowhere"]}]`
@@ -82,21 +76,14 @@ func crashingAgent(t *testing.T, c *cluster.Cluster, _ owner) {
 	eventually(t, "what the agent waits for", "CrashLoopBackOff", func() (string, error) {
 		return c.Kubectl(t.Context(), "-n", system, "get", "pods", "-l", "app.kubernetes.io/name=fairlead", "-o", "jsonpath={.items[*].status.containerStatuses[0].state.waiting.reason}")
 	})
-	applyPods(t, c, spareManifest)
+	applyPods(t, c, podOf("name: needed, namespace: kube-system"))
 	waitFor(t, c, "condition=Ready", "-n", "kube-system", "pod/needed")
 	refused(t, c, func() {
 		kubectl(t, c, "rollout", "undo", "daemonset/fairlead", "-n", system)
-		kubectl(t, c, "rollout", "status", "daemonset/fairlead", "-n", system, "--timeout="+patience.String())
+		rolledOut(t, c, "daemonset/fairlead", system)
 	}, withoutAgent...)
 	kubectl(t, c, "delete", "pod", "-n", "kube-system", "needed")
 }
-
-const rollingManifest = `
-apiVersion: v1
-kind: Pod
-metadata: {name: rolling-NUMBER, namespace: mesh, labels: {app: rolling}}
-spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
-`
 
 // The agent is replaced, twice, and whenever one runs it finds another plugin than its own and puts
 // its own there. No ADD is without a plugin that can be executed.
@@ -116,7 +103,7 @@ func rollingUpdate(t *testing.T, c *cluster.Cluster, o owner) {
 	defer tick.Stop()
 	pods := 0
 	for goesOn := true; goesOn; pods++ {
-		manifest := strings.NewReplacer("NUMBER", strconv.Itoa(pods), "CONTAINER", container).Replace(rollingManifest)
+		manifest := strings.ReplaceAll(podOf(fmt.Sprintf("name: rolling-%d, namespace: mesh, labels: {app: rolling}", pods)), "CONTAINER", container)
 		coming.Go(func() error {
 			cmd, err := c.KubectlCommand(t.Context(), "create", "--validate=false", "-f", "-")
 			if err != nil {
@@ -168,9 +155,6 @@ func failedSandboxes(t *testing.T, c *cluster.Cluster) []string {
 	}
 	return messages
 }
-
-// overwrite writes a list where it stands, so that its owner and its mode stay what they are.
-const overwrite = `printf %s "$1" >LIST`
 
 func chainedAgain(t *testing.T, c *cluster.Cluster, o owner) {
 	comes(t, c, "chained")

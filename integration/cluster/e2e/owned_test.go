@@ -60,14 +60,22 @@ type owner struct {
 	text string // as it was at first
 }
 
-// rewrites are ways to write a list anew; $1 is the new text. Between two halves there is
-// none, or none that can be read.
+// Scripts that write a list anew; $1 is the new text. The first two leave the file's owner
+// and its mode what they are.
+const (
+	inItsPlace = `printf %s "$1" 1<>LIST`
+	overwrite  = `printf %s "$1" >LIST`
+	byRename   = `printf %s "$1" >LIST.new; mv LIST.new LIST`
+)
+
+// rewrites are ways to write a list anew. Between two halves there is none, or none that can
+// be read.
 var rewrites = []struct{ name, first, then string }{
-	{name: "in place", first: `printf %s "$1" 1<>LIST`},
-	{name: "by a rename", first: `printf %s "$1" >LIST.new; mv LIST.new LIST`},
+	{name: "in place", first: inItsPlace},
+	{name: "by a rename", first: byRename},
 	{name: "moved in from elsewhere", first: `printf %s "$1" >/etc/cni/elsewhere; mv /etc/cni/elsewhere LIST`},
-	{name: "truncated, then written", first: `: >LIST`, then: `printf %s "$1" >LIST`},
-	{name: "removed, then put back", first: `rm LIST`, then: `printf %s "$1" >LIST`},
+	{name: "truncated, then written", first: `: >LIST`, then: overwrite},
+	{name: "removed, then put back", first: `rm LIST`, then: overwrite},
 }
 
 // marked is the owner's text with something new in it.
@@ -94,7 +102,7 @@ func (o owner) keepWriting(t *testing.T) (stop func()) {
 	return func() {
 		t.Helper()
 		end()
-		o.write(t, rewrites[1].first, o.text)
+		o.write(t, byRename, o.text)
 	}
 }
 
@@ -164,7 +172,7 @@ func rewrittenWithoutAgent(t *testing.T, c *cluster.Cluster, o owner, _ *trial) 
 	killSandboxes(t, o.n, "old-down", static)
 	applyAskers(t, c, o.n, "new-down")
 	for _, pod := range []string{"old-down", static, "new-down"} {
-		described(t, c, pod, append([]string{`plugin type="fairlead-cni" failed (add): pod mesh/` + pod}, withoutAgent...)...)
+		described(t, c, "mesh", pod, append([]string{`plugin type="fairlead-cni" failed (add): pod mesh/` + pod}, withoutAgent...)...)
 	}
 	bringBack(t, c, "fairlead")
 	waitAskers(t, c, 1, "old-down", static)
@@ -199,10 +207,12 @@ func rewrittenWithoutAPI(t *testing.T, c *cluster.Cluster, o owner, tr *trial) {
 	stop()
 }
 
-// While ADDs wait for a proxy and the lists change, the runtime goes on answering: the
-// kubelet calls it down when it does not for 30 seconds.
+// While ADDs wait for a proxy and the lists change, the runtime goes on answering. containerd
+// takes a changed list in only when no ADD is under way, and answers nobody who comes
+// meanwhile; so it is by the bound of our ADD, which is a promise, that an answer takes no
+// longer. After 30 seconds without one the kubelet calls the runtime down.
 func rewrittenWhileWaiting(t *testing.T, c *cluster.Cluster, o owner, _ *trial) {
-	const most = 10 * time.Second
+	const most = 10 * time.Second // all that the plugin may take
 	applyAskers(t, c, o.n, "old-waiting")
 	waitAskers(t, c, 0, "old-waiting")
 	takeAway(t, c, "nodeproxy")
@@ -227,7 +237,7 @@ func rewrittenWhileWaiting(t *testing.T, c *cluster.Cluster, o owner, _ *trial) 
 		longest = max(longest, time.Since(begun))
 	}
 	t.Logf("the runtime has answered %d times, at the latest after %v", asked, longest)
-	described(t, c, fresh[0], "not captured: no node proxy is connected to the agent")
+	described(t, c, "mesh", fresh[0], "not captured: no node proxy is connected to the agent")
 	bringBack(t, c, "nodeproxy")
 	waitAskers(t, c, 1, "old-waiting")
 	waitAskers(t, c, 0, fresh...)
@@ -281,7 +291,7 @@ func takeAway(t *testing.T, c *cluster.Cluster, chart string) {
 func bringBack(t *testing.T, c *cluster.Cluster, chart string) {
 	t.Helper()
 	selectNodes(t, c, chart, "null")
-	kubectl(t, c, "rollout", "status", "daemonset/"+chart, "-n", system, "--timeout="+patience.String())
+	rolledOut(t, c, "daemonset/"+chart, system)
 }
 
 func selectNodes(t *testing.T, c *cluster.Cluster, chart, value string) {

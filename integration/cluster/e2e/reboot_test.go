@@ -44,8 +44,8 @@ func TestReboot(t *testing.T) {
 		if err := tr.capture(t, o.n); err != nil {
 			t.Fatal(err)
 		}
-		o.write(t, rewrites[0].first, o.marked(mark(1)))
-		o.write(t, rewrites[1].first, o.marked(mark(2)))
+		o.write(t, inItsPlace, o.marked(mark(1)))
+		o.write(t, byRename, o.marked(mark(2)))
 		ready, err := o.n.NetworkReady(t.Context())
 		if want := o.n.Name == "n1"; err != nil || ready != want {
 			t.Errorf("before there is an agent the runtime of %s says that its network is ready: %t, %v, want %t", o.n.Name, ready, err, want)

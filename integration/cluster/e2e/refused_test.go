@@ -9,30 +9,23 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/cluster"
 )
 
-const refusedManifest = `
-apiVersion: v1
-kind: Pod
-metadata: {name: late, namespace: mesh}
-spec: {terminationGracePeriodSeconds: 1, containers: [CONTAINER]}
-`
-
 // refused has a pod that cannot start, until release is called, and waits until "kubectl
 // describe" says of it all that is wanted.
 func refused(t *testing.T, c *cluster.Cluster, release func(), wants ...string) {
 	t.Helper()
-	applyPods(t, c, refusedManifest)
-	described(t, c, "late", append([]string{`plugin type="fairlead-cni" failed (add): pod mesh/late`}, wants...)...)
+	applyPods(t, c, podOf("name: late, namespace: mesh"))
+	described(t, c, "mesh", "late", append([]string{`plugin type="fairlead-cni" failed (add): pod mesh/late`}, wants...)...)
 	release()
 	waitFor(t, c, "condition=Ready", "pod/late", "-n", "mesh")
 	agree(t, c)
 	kubectl(t, c, "delete", "pod", "-n", "mesh", "late")
 }
 
-// described waits until "kubectl describe" says of a pod of the mesh all that is wanted.
-func described(t *testing.T, c *cluster.Cluster, pod string, wants ...string) {
+// described waits until "kubectl describe" says of a pod all that is wanted.
+func described(t *testing.T, c *cluster.Cluster, namespace, pod string, wants ...string) {
 	t.Helper()
 	eventually(t, "what kubectl describe does not say", "", func() (string, error) {
-		out, err := c.Kubectl(t.Context(), "describe", "pod", "-n", "mesh", pod)
+		out, err := c.Kubectl(t.Context(), "describe", "pod", "-n", namespace, pod)
 		for _, want := range wants {
 			if !strings.Contains(out, want) {
 				return want + "\n" + out, err

@@ -14,11 +14,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
 )
 
-const trafficManifest = `
-apiVersion: v1
-kind: Namespace
-metadata: {name: mesh, labels: {istio.io/dataplane-mode: ambient}}
----
+const trafficManifest = meshManifest + "---" + `
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: web, namespace: mesh}
@@ -85,7 +81,7 @@ func TestUnderTraffic(t *testing.T) {
 	for _, n := range c.Nodes {
 		applyPods(t, c, strings.ReplaceAll(trafficNodeManifest, "NODE", n.Name))
 	}
-	kubectl(t, c, "rollout", "status", "deployment/web", "-n", "mesh", "--timeout="+patience.String())
+	rolledOut(t, c, "deployment/web", "mesh")
 	waitFor(t, c, "condition=Ready", "pods", "--all", "-n", "mesh")
 	waitFor(t, c, "condition=fairlead.io/Captured", "pods", "--all", "-n", "mesh")
 	for _, step := range []struct {
@@ -194,6 +190,12 @@ func rollout(t *testing.T, c *cluster.Cluster, what, namespace string) error {
 		_, err = c.Kubectl(t.Context(), "rollout", "status", what, "-n", namespace, "--timeout="+patience.String())
 	}
 	return err
+}
+
+// rolledOut waits until all pods of what has them are as it wants them.
+func rolledOut(t *testing.T, c *cluster.Cluster, what, namespace string) {
+	t.Helper()
+	kubectl(t, c, "rollout", "status", what, "-n", namespace, "--timeout="+patience.String())
 }
 
 // whilePodsCome does something while new pods come and go. Each has to start, and its first
