@@ -12,7 +12,7 @@ import (
 // The leader of a process group sees the end of the others; one that is alone ends.
 func TestKillFollowers(t *testing.T) {
 	for _, test := range []struct{ script, want string }{
-		{"echo runs; sleep 1000; echo after", "after\n"},
+		{"sleep 1000 & echo runs; wait; echo after", "after\n"},
 		{"echo runs; exec sleep 1000", ""},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
