@@ -101,9 +101,8 @@ func rollingUpdate(t *testing.T, c *cluster.Cluster, o owner) {
 	var coming errgroup.Group // to create one may take longer than a second
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	pods := 0
-	for goesOn := true; goesOn; pods++ {
-		manifest := strings.ReplaceAll(podOf(fmt.Sprintf("name: rolling-%d, namespace: mesh, labels: {app: rolling}", pods)), "CONTAINER", container)
+	create := func(number int) {
+		manifest := strings.ReplaceAll(podOf(fmt.Sprintf("name: rolling-%d, namespace: mesh, labels: {app: rolling}", number)), "CONTAINER", container)
 		coming.Go(func() error {
 			cmd, err := c.KubectlCommand(t.Context(), "create", "--validate=false", "-f", "-")
 			if err != nil {
@@ -112,6 +111,14 @@ func rollingUpdate(t *testing.T, c *cluster.Cluster, o owner) {
 			cmd.Stdin = strings.NewReader(manifest)
 			return cmd.Run()
 		})
+	}
+	const most = 60 // a node has room for 110
+	pods := 0
+	for goesOn := true; goesOn; {
+		if pods < most {
+			create(pods)
+			pods++
+		}
 		select {
 		case err := <-done:
 			if err != nil {
