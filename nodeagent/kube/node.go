@@ -1,11 +1,13 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,11 +39,13 @@ type NodeWriter struct {
 	want     nodeState
 	since    time.Time // when the agent ceased to be ready, as far as it is known
 	wrote    time.Time // when want changed last
+	guard    bool      // the taint is put there if the agent is not ready for a while
 	settled  bool      // the API showed what is wanted
 	looked   time.Time
 	retryAt  time.Time
 	failures int // in a row
 	uid      types.UID
+	tainted  bool
 
 	mu      sync.Mutex
 	problem error
@@ -63,7 +67,7 @@ func NewNodeWriter(c NodeWriterConfig) (*NodeWriter, error) {
 	if c.Source == nil || c.Ready == nil || c.Logger == nil {
 		return nil, errors.New("cannot write to the API how the node is: a part of the configuration is missing")
 	}
-	w := &NodeWriter{config: c, since: time.Now()}
+	w := &NodeWriter{config: c, since: time.Now(), guard: c.Guard && !c.PutBack}
 	if c.PutBack {
 		w.want.taint = taintThere
 	}
@@ -111,7 +115,7 @@ func (w *NodeWriter) judge(now time.Time) (news bool) {
 	reason, err := w.config.Ready()
 	switch {
 	case err == nil:
-		w.since = time.Time{}
+		w.since, w.guard = time.Time{}, w.config.Guard
 		want.taint, want.condition = taintGone, nodeCondition{Status: corev1.ConditionTrue, Reason: reason}
 	case w.since.IsZero():
 		w.since = now
@@ -120,9 +124,10 @@ func (w *NodeWriter) judge(now time.Time) (news bool) {
 		want.taint = taintAsIs
 	}
 	if err != nil && now.Sub(w.since) >= grace {
-		want.condition = nodeCondition{Status: corev1.ConditionFalse, Reason: reason, Message: err.Error()}
-		if w.config.Guard && w.want.condition.Status != corev1.ConditionFalse {
-			want.taint = taintThere
+		// The API has no other text, and would never show what was written.
+		want.condition = nodeCondition{Status: corev1.ConditionFalse, Reason: reason, Message: strings.ToValidUTF8(err.Error(), "\uFFFD")}
+		if w.guard {
+			want.taint, w.guard = taintThere, false
 		}
 	}
 	if want.condition.Status == w.want.condition.Status && now.Sub(w.wrote) < newReason {
@@ -131,48 +136,65 @@ func (w *NodeWriter) judge(now time.Time) (news bool) {
 	if !w.config.Taint {
 		want.taint = taintAsIs
 	}
-	if want == w.want {
-		return false
+	news = want.condition != w.want.condition ||
+		want.taint != w.want.taint && (want.taint == taintThere || want.taint == taintGone && w.tainted)
+	if w.want = want; news {
+		w.wrote = now
 	}
-	w.want, w.wrote = want, now
-	return true
+	return news
 }
 
 // write reads the node, and writes what is not as it should be, until nothing is. Where
-// all was well, any server's cache will do to see whether it still is.
+// all was well, any server's cache will do to see whether it still is. A taint that is
+// refused does not keep the condition from being written.
 func (w *NodeWriter) write(ctx context.Context, cached bool) error {
+	var refused error
 	for range mostTries {
 		n, err := w.get(ctx, cached)
 		if err != nil {
-			return err
+			return both(refused, err)
 		}
 		w.looked = time.Now()
-		w.recognise(n)
-		sub, body := w.want.patch(n, w.config.Taint, w.config.Condition, time.Now())
-		if body == nil {
-			return nil
+		if !cached {
+			w.recognise(n)
 		}
-		if cached {
+		sub, body := w.want.patch(n, w.config.Taint && refused == nil, w.config.Condition, time.Now())
+		switch {
+		case cached && (body != nil || n.UID != w.uid || tainted(n) != w.tainted):
 			cached = false
 			continue
+		case body == nil:
+			return refused
 		}
-		if err := w.patch(ctx, sub, body); err != nil && !over(err) {
-			return err
+		switch err := w.patch(ctx, sub, body); {
+		case err == nil || over(err):
+		case sub == "":
+			refused = err
+		default:
+			return both(refused, err)
 		}
 	}
-	return fmt.Errorf("it changes all the time: %d tries were in vain", mostTries)
+	return both(refused, fmt.Errorf("it changes all the time: %d tries were in vain", mostTries))
+}
+
+// both joins errors in one line.
+func both(a, b error) error {
+	if a == nil || b == nil {
+		return cmp.Or(a, b)
+	}
+	return fmt.Errorf("%w; %w", a, b)
 }
 
 // recognise takes in which node it is, and what has been reached. A taint that has been
 // there is not put back a second time: who has taken it away by hand may have meant it.
 func (w *NodeWriter) recognise(n *corev1.Node) {
 	another := w.uid != "" && w.uid != n.UID
-	w.uid = n.UID
-	switch {
-	case w.want.taint == taintThere && tainted(n):
-		w.want.taint = taintAsIs
-	case another && w.want.taint == taintAsIs && (w.config.PutBack || w.config.Guard):
+	w.uid, w.tainted = n.UID, tainted(n)
+	if another && w.want.taint == taintAsIs && (w.config.PutBack || w.config.Guard) {
 		w.want.taint = taintThere
+	}
+	if w.tainted && w.want.taint == taintThere {
+		w.want.taint = taintAsIs
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,13 +61,64 @@ func TestNodeConditionOverARestart(t *testing.T) {
 	})
 }
 
+// What the API would not store as it is written is not written again and again.
+func TestNodeConditionInUTF8(t *testing.T) {
+	inTainter(t, NodeWriterConfig{Condition: true}, func(n *tainter) {
+		n.is("NotInstalled", errors.New("00-caf\xe9.conflist sorts before"))
+		n.pass(10 * time.Minute)
+		n.wantShown(kubelets + " fairlead.io/Ready/False/NotInstalled/00-caf\uFFFD.conflist sorts before")
+		if got := n.patches(); got != 1 {
+			t.Errorf("%d patches in ten minutes", got)
+		}
+	})
+}
+
+// Where the taint may not be written, the condition is even so.
+func TestNodeConditionWithoutTheTaint(t *testing.T) {
+	inTainter(t, NodeWriterConfig{Taint: true, Condition: true}, func(n *tainter) {
+		n.api.refusing(func(r *http.Request) *metav1.Status {
+			if strings.HasSuffix(r.URL.Path, "/status") {
+				return nil
+			}
+			return refuse(http.MethodPatch, http.StatusForbidden, metav1.StatusReasonForbidden, "denied")(r)
+		})
+		n.is("OK", nil)
+		n.wantShown(ourTaint + " " + kubelets + " fairlead.io/Ready/True/OK")
+		want := "what the API shows of the node node1 is not up to date: cannot patch nodes: denied; remedy: "
+		if got := strings.Join(n.writer.Problems(), "\n"); !strings.HasPrefix(got, want) {
+			t.Errorf("problems %q", got)
+		}
+	}, born(ourStartup))
+}
+
+// An agent that is ready every other second is no reason to look at the node more often.
+func TestNodeIsNotLookedAtForNothing(t *testing.T) {
+	inTainter(t, NodeWriterConfig{Taint: true, Guard: true, Condition: true}, func(n *tainter) {
+		n.is("OK", nil)
+		var looks atomic.Int32
+		n.api.refusing(func(r *http.Request) *metav1.Status {
+			if r.Method == http.MethodGet && r.URL.Path == "/api/v1/nodes/node1" {
+				looks.Add(1)
+			}
+			return nil
+		})
+		for range 300 {
+			n.is("NotInstalled", errors.New("for a moment"))
+			n.is("OK", nil)
+		}
+		if got, most := int(looks.Load()), int(10*time.Minute/nodeInterval); got < most/2 || got > most {
+			t.Errorf("looked at %d times in ten minutes, want at most %d", got, most)
+		}
+	})
+}
+
 // On a node that is uninstalled neither is left, and nothing comes again.
 func TestNodeIsLeft(t *testing.T) {
 	inTainter(t, NodeWriterConfig{Taint: true, PutBack: true, Guard: true, Condition: true}, func(n *tainter) {
 		n.pass(time.Minute)
 		n.wantShown(ourTaint + " " + kubelets + " fairlead.io/Ready/False/Starting/the node's pods are not known yet")
 		n.api.refusing(refuse(http.MethodPatch, http.StatusForbidden, metav1.StatusReasonForbidden, "denied"))
-		if err := n.writer.Leave(n.t.Context()); err == nil || err.Error() != "cannot patch nodes: denied" {
+		if err := n.writer.Leave(n.t.Context()); err == nil || err.Error() != "cannot patch nodes: denied; cannot patch nodes/status: denied" {
 			t.Errorf("refused: %v", err)
 		}
 		n.api.refusing(nil)

@@ -178,6 +178,22 @@ func TestTaintIsPutBackWhenUnready(t *testing.T) {
 	})
 }
 
+// Who takes it away by hand while the agent starts is not contradicted either, before the
+// agent has been ready.
+func TestTaintIsTakenAwayWhileTheAgentStarts(t *testing.T) {
+	inTainter(t, NodeWriterConfig{Taint: true, PutBack: true, Guard: true}, func(n *tainter) {
+		n.wantShown(ourTaint + " " + kubelets)
+		n.pass(5 * time.Second)
+		n.api.node("node1", func(n *corev1.Node) { n.Spec.Taints = nil }) // by hand
+		n.pass(5 * time.Minute)
+		n.wantShown(kubelets)
+		n.is("OK", nil)
+		n.is("NotInstalled", errors.New("for good"))
+		n.pass(grace)
+		n.wantShown(ourTaint + " " + kubelets)
+	})
+}
+
 // An agent that ends changes nothing: the next one may be ready already.
 func TestNodeStaysAsItIsAtTheEnd(t *testing.T) {
 	inTainter(t, NodeWriterConfig{Taint: true, PutBack: true, Guard: true, Condition: true}, func(n *tainter) {
@@ -298,6 +314,20 @@ func TestNodeFromACacheThatLags(t *testing.T) {
 			t.Errorf("%d patches", got)
 		}
 	}, born(ourStartup))
+	inTainter(t, NodeWriterConfig{Taint: true, PutBack: true}, func(n *tainter) {
+		n.wantShown(ourTaint + " " + kubelets)
+		n.api.mu.Lock()
+		before := n.api.nodes["node1"]
+		n.api.mu.Unlock()
+		n.api.node("node1", func(n *corev1.Node) { n.UID += "-2" })
+		n.pass(time.Minute)
+		n.api.node("node1", func(n *corev1.Node) { n.Spec.Taints = nil }) // by hand
+		n.api.mu.Lock()
+		n.api.oldNodes = map[string]*corev1.Node{"node1": before}
+		n.api.mu.Unlock()
+		n.pass(10 * time.Minute) // the cache still has the node that was there before
+		n.wantShown(kubelets)
+	})
 	inTainter(t, NodeWriterConfig{Taint: true, Guard: true}, func(n *tainter) {
 		n.api.mu.Lock()
 		n.api.oldNodes = map[string]*corev1.Node{"node1": n.api.nodes["node1"]}
