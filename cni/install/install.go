@@ -164,13 +164,14 @@ func (i *Installer) State() State {
 }
 
 // Present says whether the runtime has our plugin already, as an earlier agent has left it
-// there. It is to be asked before Run.
+// there, in whatever mode. It is to be asked before Run.
 func (i *Installer) Present() bool {
-	if i.config.Mode == Owned {
-		return exists(i.list())
-	}
-	p, err := i.plan()
-	return err == nil && p.present
+	names, _ := configs(i.config.ConfDir) // if it cannot be read, nothing is present
+	dropIns, _ := filepath.Glob(filepath.Join(i.config.ConfDir, "*", dropInName))
+	return exists(i.list()) || slices.ContainsFunc(dropIns, isOurDropIn) || slices.ContainsFunc(names, func(name string) bool {
+		text, err := read(filepath.Join(i.config.ConfDir, name))
+		return err == nil && bytes.Contains(text, []byte(`"`+PluginName+`"`))
+	})
 }
 
 // watched are the directories in which something may change.

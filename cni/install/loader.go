@@ -4,6 +4,7 @@ import (
 	"debug/buildinfo"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,14 +32,12 @@ type process struct {
 // cannot be told.
 func (l *loader) passesOver(proc string) error {
 	l.find(proc)
-	if len(l.running) == 0 {
-		return nil
+	for _, p := range l.running {
+		if enough, known := atLeast(p.version, 1, 3); known && !enough {
+			return fmt.Errorf("%s has libcni %s, and before 1.3 it passes over what mode dropin writes, without a word: set install.mode to owned or chained", p.name, p.version)
+		}
 	}
-	first := l.running[0]
-	if enough, known := atLeast(first.version, 1, 3); enough || !known {
-		return nil
-	}
-	return fmt.Errorf("%s has libcni %s, and before 1.3 it passes over what mode dropin writes, without a word: set install.mode to owned or chained", first.name, first.version)
+	return nil
 }
 
 // runtimeRefuses11 says why the runtime may not take a list of version 1.1.0: libcni before 1.2
@@ -59,20 +58,37 @@ func (l *loader) runtimeRefuses11(proc string) error {
 	return nil
 }
 
+// Runtimes yields the processes that may be the node's container runtime, by their
+// directories, and their names. What runs in a pod, as one in Docker does, is none of the
+// node's: it has process IDs of its own.
+func Runtimes(proc string) iter.Seq2[string, string] {
+	return func(yield func(dir, name string) bool) {
+		nodes, _ := os.Readlink(filepath.Join(proc, "1", "ns", "pid"))
+		paths, _ := filepath.Glob(filepath.Join(proc, "[0-9]*", "comm")) // the pattern is a valid one
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			dir, name := filepath.Dir(path), strings.TrimSpace(string(text))
+			if err != nil || !slices.Contains(runtimeNames, name) {
+				continue
+			}
+			if its, err := os.Readlink(filepath.Join(dir, "ns", "pid")); err != nil || its != nodes {
+				continue
+			}
+			if !yield(dir, name) {
+				return
+			}
+		}
+	}
+}
+
 // find looks for the runtime's processes, unless the last ones still run.
 func (l *loader) find(proc string) {
 	if len(l.running) > 0 && !slices.ContainsFunc(l.running, func(p process) bool { return !exists(p.exe) }) {
 		return
 	}
 	l.running = nil
-	names, _ := filepath.Glob(filepath.Join(proc, "[0-9]*", "comm")) // the pattern is a valid one
-	for _, path := range names {
-		text, err := os.ReadFile(path)
-		name := strings.TrimSpace(string(text))
-		if err != nil || !slices.Contains(runtimeNames, name) {
-			continue
-		}
-		exe := filepath.Join(filepath.Dir(path), "exe")
+	for dir, name := range Runtimes(proc) {
+		exe := filepath.Join(dir, "exe")
 		info, err := buildinfo.ReadFile(exe)
 		if err != nil {
 			continue // it is no Go program, or has ended

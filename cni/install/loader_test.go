@@ -18,9 +18,13 @@ func TestLoader(t *testing.T) {
 	if err := netlab.Build("../..", bin, "./cni/cmd/fairlead-cni"); err != nil {
 		t.Fatal(err)
 	}
-	for pid, name := range map[string]string{"1": "systemd", "2": "containerd-shim", "3": "containerd"} {
-		dir := filepath.Join(proc, pid)
-		if err := errors.Join(os.Mkdir(dir, 0o755), os.Symlink(filepath.Join(bin, PluginName), filepath.Join(dir, "exe"))); err != nil {
+	for pid, name := range map[string]string{"1": "systemd", "2": "containerd-shim", "3": "containerd", "4": "crio"} {
+		dir, ns := filepath.Join(proc, pid), "pid:[4026531836]"
+		if pid == "4" { // somebody's in a pod
+			ns = "pid:[4026532999]"
+		}
+		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "ns"), 0o755), os.Symlink(ns, filepath.Join(dir, "ns", "pid")),
+			os.Symlink(filepath.Join(bin, PluginName), filepath.Join(dir, "exe"))); err != nil {
 			t.Fatal(err)
 		}
 		write(t, filepath.Join(dir, "comm"), name+"\n")
@@ -34,6 +38,11 @@ func TestLoader(t *testing.T) {
 	if err := l.passesOver(proc); text(err) != want {
 		t.Errorf("got %v\nwant %s", err, want)
 	}
+	l.running = append([]process{{exe: l.running[0].exe, name: "crio", version: "v1.3.0"}}, l.running...)
+	if err := l.passesOver(proc); text(err) != want {
+		t.Errorf("beside another: %v\nwant %s", err, want)
+	}
+	l.running = l.running[1:]
 	p := newPlace(t).in(DropIn)
 	p.config.Proc, p.loader = proc, l
 	p.primary("10-net.conflist", bridgeList)

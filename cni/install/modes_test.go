@@ -48,7 +48,10 @@ func TestFromModeToMode(t *testing.T) {
 				if !p.Present() {
 					t.Error("the plugin is not said to be there")
 				}
-				p.in(to).look(t.Context())
+				if p.in(to); !p.Present() {
+					t.Error("the plugin is not said to be there in another mode")
+				}
+				p.look(t.Context())
 				want := want[to]
 				if from == Chained && to == Owned {
 					want = strings.Replace(want, bridgeThere, chainedThere, 1)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -89,6 +90,30 @@ func execute(ctx context.Context, path string) ([]byte, error) {
 		"CNI_COMMAND=VERSION", "CNI_CONTAINERID=none", "CNI_NETNS=none", "CNI_IFNAME=none", "CNI_ARGS=", "CNI_PATH=" + filepath.Dir(path),
 	}
 	cmd.Stdin = strings.NewReader(`{"cniVersion":"` + statusVersion + `"}`)
-	cmd.WaitDelay = time.Second // what it has started may hold its output open
-	return cmd.Output()
+	// What it has started ends with it, and may hold its output open.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	var out answered
+	cmd.Stdout = &out
+	err := cmd.Run()
+	if len(out.text) > mostAnswered {
+		return nil, errTalks
+	}
+	return out.text, err
+}
+
+// mostAnswered is more than any plugin says of itself.
+const mostAnswered = 64 << 10
+
+var errTalks = fmt.Errorf("its answer is longer than %d bytes", mostAnswered)
+
+// answered is what a program writes, until that is too much.
+type answered struct{ text []byte }
+
+func (a *answered) Write(p []byte) (int, error) {
+	if a.text = append(a.text, p...); len(a.text) > mostAnswered {
+		return 0, errTalks
+	}
+	return len(p), nil
 }

@@ -67,6 +67,10 @@ func (i *Installer) pluginsRefuse11(f *found) error {
 	}
 	var errs []error
 	for _, kind := range kinds {
+		if kind != filepath.Base(kind) {
+			errs = append(errs, fmt.Errorf("the plugin %q is none of %s, and not asked", kind, i.config.BinDir))
+			continue
+		}
 		if err := i.programs.speaks(filepath.Join(i.config.BinDir, kind), statusVersion); err != nil {
 			errs = append(errs, fmt.Errorf("the plugin %s cannot do with it: %w", kind, err))
 		}

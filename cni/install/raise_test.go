@@ -2,7 +2,10 @@ package install
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"golang.org/x/tools/txtar"
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
@@ -119,6 +123,8 @@ func TestNotRaised(t *testing.T) {
 		"none of its name": {hostLocal, map[string]string{"bridge": modern}, nil, "[1.0.0]", "the plugin host-local cannot do with it: stat BIN/host-local: no such file"},
 		"flannel":          {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "flannel", "delegate": {"isDefaultGateway": true}}]}`, map[string]string{"flannel": modern, "host-local": modern}, nil, "[1.0.0]", "the plugin bridge cannot do with it"},
 		"another delegate": {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "delegate": {"type": "y"}}]}`, map[string]string{"x": modern}, nil, "[1.0.0]", "the plugin y cannot do with it"},
+		"none of a plugin": {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "delegate": {"type": "../evil"}}]}`, map[string]string{"x": modern, "../evil": modern}, nil, "[1.0.0]", `the plugin "../evil" is none of BIN, and not asked`},
+		"talks on":         {bridgeList, map[string]string{"bridge": "#!/bin/sh\nexec cat /dev/zero\n"}, nil, "[1.0.0]", "its answer is longer than 65536 bytes"},
 		"fails":            {bridgeList, map[string]string{"bridge": "#!/bin/sh\nexit 3\n"}, nil, "[1.0.0]", "it does not say which versions it speaks (BIN/bridge, executed with CNI_COMMAND=VERSION): exit status 3"},
 		"cannot run":       {bridgeList, map[string]string{"bridge": "#!/nowhere/ld.so\n"}, nil, "[1.0.0]", "executed with CNI_COMMAND=VERSION): fork/exec BIN/bridge: no such file"},
 		"talks":            {bridgeList, map[string]string{"bridge": "#!/bin/sh\necho bridge 1.2\n"}, nil, "[1.0.0]", "its answer is not JSON"},
@@ -217,6 +223,31 @@ func TestPluginsAreAskedOnce(t *testing.T) {
 	}
 	if asked, err := os.ReadFile(count); err != nil || string(asked) != "xxx" {
 		t.Errorf("asked again: %q (%v)", asked, err)
+	}
+}
+
+// What a program that does not answer has started ends with it.
+func TestAProgramIsEndedWithItsChildren(t *testing.T) {
+	path, fifo := filepath.Join(t.TempDir(), "hung"), filepath.Join(t.TempDir(), "fifo")
+	if err := errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(path, []byte("#!/bin/sh\nsleep 1000 >"+fifo+"\necho\n"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error)
+	go func() {
+		held, err := os.Open(fifo) // when it has started the other
+		cancel()
+		if err == nil {
+			_, err = io.ReadAll(held) // until that has ended
+		}
+		ended <- err
+	}()
+	if _, err := execute(ctx, path); err == nil {
+		t.Error("it has answered")
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -106,7 +106,7 @@ func TestRuntimeOf(t *testing.T) {
 		proc := t.TempDir()
 		for i, comm := range comms {
 			dir := filepath.Join(proc, string(rune('1'+i)))
-			if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "comm"), []byte(comm+"\n"), 0o600)); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Join(dir, "ns"), 0o700), os.Symlink("pid:[4026531836]", filepath.Join(dir, "ns", "pid")), os.WriteFile(filepath.Join(dir, "comm"), []byte(comm+"\n"), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -128,21 +128,13 @@ const crio = "crio"
 
 // runtimeOf names the container runtime that runs; CRI-O if it is among several.
 func runtimeOf(proc string) (string, error) {
-	files, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "comm"))
-	if err != nil || len(files) == 0 {
-		return "", errors.Join(err, fmt.Errorf("no processes are seen in %s", proc))
+	if _, err := os.Stat(filepath.Join(proc, "1")); err != nil {
+		return "", fmt.Errorf("no processes are seen: %w", err)
 	}
 	found := ""
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue // it has ended
-		}
-		switch name := strings.TrimSpace(string(text)); name {
-		case crio:
-			return name, nil
-		case "containerd", "k3s-server", "k3s-agent", "cri-dockerd":
-			found = name
+	for _, name := range install.Runtimes(proc) {
+		if found = name; name == crio {
+			break
 		}
 	}
 	return found, nil
