@@ -259,7 +259,7 @@ func (r *Reconciler) sweep(ctx context.Context, queue workqueue.TypedDelayingInt
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			uids := r.due(now.Add(part))
+			uids := r.due(now, part)
 			if busy.Swap(true) {
 				for _, uid := range uids {
 					queue.Add(uid)
@@ -282,13 +282,14 @@ func (r *Reconciler) sweep(ctx context.Context, queue workqueue.TypedDelayingInt
 	}
 }
 
-// due lists the pods that are to have a turn before then, and are not having one.
-func (r *Reconciler) due(then time.Time) []string {
+// due lists the pods that are to have a turn within a while, and may have it now: they are
+// not having one, nor do they rest from one.
+func (r *Reconciler) due(now time.Time, within time.Duration) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var uids []string
 	for uid, p := range r.pods {
-		if _, busy := r.busy[uid]; !busy && p.sweepAt.Before(then) {
+		if _, busy := r.busy[uid]; !busy && p.sweepAt.Before(now.Add(within)) && !now.Before(p.restsUntil) {
 			uids = append(uids, uid)
 		}
 	}
