@@ -169,7 +169,8 @@ func TestInstalledStatus(t *testing.T) {
 func seen(t *testing.T, proc string) {
 	t.Helper()
 	dir := filepath.Join(proc, "1")
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.Symlink(pluginPath(t), filepath.Join(dir, "exe")), os.WriteFile(filepath.Join(dir, "comm"), []byte("containerd\n"), 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "ns"), 0o755), os.Symlink("pid:[4026531836]", filepath.Join(dir, "ns", "pid")),
+		os.Symlink(pluginPath(t), filepath.Join(dir, "exe")), os.WriteFile(filepath.Join(dir, "comm"), []byte("containerd\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 }
