@@ -59,7 +59,8 @@ var errWritten = errors.New("its owner has written it at the same moment; it is 
 
 // edit replaces the content of somebody else's file, unless it is not any more what the
 // new one was made of. The files change places, so that what is taken away can be
-// compared: what an owner has written is never lost.
+// compared. What is not as expected is newer and goes back, which may take away what the
+// owner has written since, and so on: what an owner has written last is never lost.
 func edit(dir, name string, content, made []byte) (err error) {
 	path, temp := filepath.Join(dir, name), filepath.Join(dir, tempName(ListName))
 	var was unix.Stat_t
@@ -79,13 +80,31 @@ func edit(dir, name string, content, made []byte) (err error) {
 			return err
 		}
 	}
-	if err := exchange(temp, path); err != nil {
-		return err
+	var written error // nil while what was taken away is as expected
+	expected := made
+	for {
+		if err := exchange(temp, path); err != nil {
+			return errors.Join(written, err)
+		}
+		taken, err := os.ReadFile(temp)
+		if err == nil && bytes.Equal(taken, expected) && !beingWritten(temp) {
+			return errors.Join(written, os.Remove(temp), syncDir(dir))
+		}
+		written = errors.Join(errWritten, err)
+		content, expected = taken, content
 	}
-	if old, err := os.ReadFile(temp); err != nil || !bytes.Equal(old, made) {
-		return errors.Join(errWritten, err, exchange(temp, path))
+}
+
+// beingWritten says whether somebody has a file open for writing: a read lease is refused
+// then (fcntl(2)). Where there are no leases, it is not known.
+func beingWritten(path string) bool {
+	file, err := os.Open(path)
+	if err != nil {
+		return false
 	}
-	return errors.Join(os.Remove(temp), syncDir(dir))
+	defer func() { _ = file.Close() }() // it was only read
+	_, err = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	return errors.Is(err, unix.EAGAIN)
 }
 
 func exchange(a, b string) error {
