@@ -226,7 +226,7 @@ func (i *Installer) set(state State) {
 		i.config.Logger.Warn("the plugin is not installed as it should be", "problem", state.Problem)
 	}
 	if state.NoStatus != nil && text(before.NoStatus) != text(state.NoStatus) {
-		i.config.Logger.Warn("the node is ready for pods before the agent is", "problem", state.NoStatus)
+		i.config.Logger.Warn("STATUS may not keep pods from a node without its agent", "problem", state.NoStatus)
 	}
 }
 

@@ -45,7 +45,7 @@ func (l *loader) passesOver(proc string) error {
 func (l *loader) runtimeRefuses11(proc string) error {
 	l.find(proc)
 	if len(l.last) == 0 {
-		return errors.New("which libcni the container runtime has cannot be told: no process is seen that says it (the agent needs the node's process IDs, hostPID)")
+		return untold{errors.New("which libcni the container runtime has cannot be told: no process is seen that says it (the agent needs the node's process IDs, hostPID)")}
 	}
 	for _, p := range l.last {
 		switch enough, known := atLeast(p.version, 1, 2); {

@@ -28,27 +28,61 @@ const (
 // statusVersion is the version of a list from which a runtime asks its plugins for STATUS.
 const statusVersion = "1.1.0"
 
-// raised returns the list at that version; or as it is, with what stands against it.
+// raised returns the list at that version; or as it is, with what stands against it. One that
+// has that version already is taken down for an answer, and not because there is none: what
+// is being restarted or replaced could do with it before.
 func (i *Installer) raised(f *found) (*list, error) {
 	l := f.list
-	if slices.ContainsFunc(l.versions, func(v string) bool { enough, _ := atLeast(v, 1, 1); return enough }) {
+	if slices.ContainsFunc(l.versions, isRaised) {
 		return l, nil
 	}
-	err := i.loader.runtimeRefuses11(i.config.Proc)
-	if err == nil {
-		err = i.pluginsRefuse11(f)
-	}
+	against := i.against(f)
+	err := errors.Join(against...)
+	stays := err != nil && !slices.ContainsFunc(against, told) && i.wereRaised(f)
 	up := l
-	if err == nil {
-		up, err = l.at(statusVersion)
+	if err == nil || stays {
+		var fixed error
+		if up, fixed = l.at(statusVersion); fixed != nil {
+			up, err, stays = l, fixed, false
+		}
 	}
-	if err != nil {
-		return l, fmt.Errorf("install.status is always, and yet STATUS is not asked for: the list %s stays at version %q: %w; "+
+	switch {
+	case stays:
+		err = fmt.Errorf("install.status is always, and whether the list %s can stay at version %s, which it has, is not known: %w", i.list(), statusVersion, err)
+	case err != nil:
+		err = fmt.Errorf("install.status is always, and yet STATUS is not asked for: the list %s stays at version %q: %w; "+
 			"meanwhile a pod's ADD alone waits for the agent; if it is to stay so, set install.status to auto",
 			i.list(), l.versions, err)
 	}
-	return up, nil
+	return up, err
 }
+
+func isRaised(version string) bool {
+	enough, _ := atLeast(version, 1, 1)
+	return enough
+}
+
+// wereRaised says whether our list, as it is on the disk, has that version already, and has
+// the same programs executed.
+func (i *Installer) wereRaised(f *found) bool {
+	text, err := read(i.list())
+	if err != nil {
+		return false
+	}
+	l, err := parseList(ListName, text)
+	if err != nil || !slices.ContainsFunc(l.versions, isRaised) {
+		return false
+	}
+	were, unread := (&found{dir: f.dir, list: l}).executed()
+	are, err := f.executed()
+	isNew := func(kind string) bool { return !slices.Contains(were, kind) }
+	return unread == nil && err == nil && !slices.ContainsFunc(are, isNew)
+}
+
+// An untold is why somebody does not say what it can do with.
+type untold struct{ error }
+
+func told(err error) bool { return !errors.As(err, new(untold)) }
 
 // at returns the list at another version. Nothing else of its text changes.
 func (l *list) at(version string) (*list, error) {
@@ -58,24 +92,33 @@ func (l *list) at(version string) (*list, error) {
 	return parseList(l.file, slices.Concat(l.text[:l.version.from], []byte(strconv.Quote(version)), l.text[l.version.to:]))
 }
 
-// pluginsRefuse11 says why the programs that are executed by the list may not take version
-// 1.1.0, of each that may not; nil if all do. It asks them.
-func (i *Installer) pluginsRefuse11(f *found) error {
+// against is what stands against version 1.1.0: the runtime, or each of the programs that are
+// executed by the list. It asks these.
+func (i *Installer) against(f *found) (errs []error) {
+	if err := i.loader.runtimeRefuses11(i.config.Proc); err != nil {
+		errs = append(errs, err)
+		if told(err) {
+			return errs
+		}
+	}
 	kinds, err := f.executed()
 	if err != nil {
-		return err
+		return append(errs, err)
 	}
-	var errs []error
 	for _, kind := range kinds {
 		if kind != filepath.Base(kind) {
 			errs = append(errs, fmt.Errorf("the plugin %q is none of %s, and not asked", kind, i.config.BinDir))
 			continue
 		}
-		if err := i.programs.speaks(filepath.Join(i.config.BinDir, kind), statusVersion); err != nil {
+		switch err := i.programs.speaks(filepath.Join(i.config.BinDir, kind), statusVersion); {
+		case err == nil:
+		case told(err):
 			errs = append(errs, fmt.Errorf("the plugin %s cannot do with it: %w", kind, err))
+		default:
+			errs = append(errs, fmt.Errorf("the plugin %s may not be able to do with it: %w", kind, err))
 		}
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // executed are the types of the primary's plugins, and of those that they execute in

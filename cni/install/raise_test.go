@@ -33,9 +33,7 @@ func always(t *testing.T, plugins map[string]string) *place {
 	p.config.Status, p.config.Proc = StatusAlways, t.TempDir()
 	p.loader.last = []process{{name: "containerd", version: "v1.3.0"}}
 	for name, text := range plugins {
-		if err := os.WriteFile(filepath.Join(p.bin, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		p.plugin(name, text)
 	}
 	close(p.ready)
 	return p
@@ -120,9 +118,9 @@ func TestNotRaised(t *testing.T) {
 		"it is there":      {strings.Replace(hostLocal, "1.0.0", "1.1.0", 1), nil, nil, raised, ""},
 		"an old plugin":    {hostLocal, map[string]string{"bridge": says("0.4.0", "1.0.0"), "host-local": modern}, nil, "[1.0.0]", "the plugin bridge cannot do with it: it speaks 0.4.0, 1.0.0: update BIN/bridge"},
 		"an old delegate":  {hostLocal, map[string]string{"bridge": modern, "host-local": says("1.0.0")}, nil, "[1.0.0]", "the plugin host-local cannot do with it"},
-		"none of its name": {hostLocal, map[string]string{"bridge": modern}, nil, "[1.0.0]", "the plugin host-local cannot do with it: stat BIN/host-local: no such file"},
-		"flannel":          {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "flannel", "delegate": {"isDefaultGateway": true}}]}`, map[string]string{"flannel": modern, "host-local": modern}, nil, "[1.0.0]", "the plugin bridge cannot do with it"},
-		"another delegate": {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "delegate": {"type": "y"}}]}`, map[string]string{"x": modern}, nil, "[1.0.0]", "the plugin y cannot do with it"},
+		"none of its name": {hostLocal, map[string]string{"bridge": modern}, nil, "[1.0.0]", "the plugin host-local may not be able to do with it: stat BIN/host-local: no such file"},
+		"flannel":          {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "flannel", "delegate": {"isDefaultGateway": true}}]}`, map[string]string{"flannel": modern, "host-local": modern}, nil, "[1.0.0]", "the plugin bridge may not be able to do with it"},
+		"another delegate": {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "delegate": {"type": "y"}}]}`, map[string]string{"x": modern}, nil, "[1.0.0]", "the plugin y may not be able to do with it"},
 		"none of a plugin": {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "delegate": {"type": "../evil"}}]}`, map[string]string{"x": modern, "../evil": modern}, nil, "[1.0.0]", `the plugin "../evil" is none of BIN, and not asked`},
 		"talks on":         {bridgeList, map[string]string{"bridge": "#!/bin/sh\nexec cat /dev/zero\n"}, nil, "[1.0.0]", "its answer is longer than 65536 bytes"},
 		"fails":            {bridgeList, map[string]string{"bridge": "#!/bin/sh\nexit 3\n"}, nil, "[1.0.0]", "it does not say which versions it speaks (BIN/bridge, executed with CNI_COMMAND=VERSION): exit status 3"},
@@ -190,8 +188,66 @@ func TestRaisedWhenItCanBe(t *testing.T) {
 		}
 		lists(step.version)
 	}
-	if log := p.log.String(); strings.Count(log, "the node is ready for pods before the agent is") != 2 {
+	if log := p.log.String(); strings.Count(log, "STATUS may not keep pods from a node without its agent") != 2 {
 		t.Errorf("logged:\n%s", log)
+	}
+}
+
+// A raised list is not taken down because somebody has no answer, as while it is replaced or
+// started again, but for an answer; and not kept for a program that it did not execute.
+func TestStaysRaised(t *testing.T) {
+	for name, test := range map[string]struct {
+		with     func(*place)
+		want     string
+		noStatus string
+	}{
+		"a plugin is away": {func(p *place) { p.remove("bridge") }, "[1.1.0]", "whether the list LIST can stay at version 1.1.0, which it has, is not known: the plugin bridge may not be able to do with it: stat"},
+		"a plugin fails":   {func(p *place) { p.plugin("bridge", "#!/bin/sh\nexit 3\n") }, "[1.1.0]", "is not known"},
+		"no runtime":       {func(p *place) { p.loader.last = nil }, "[1.1.0]", "is not known: which libcni"},
+		"both":             {func(p *place) { p.loader.last = nil; p.remove("host-local") }, "[1.1.0]", "is not known"},
+		"an old plugin": {func(p *place) { p.loader.last = nil; p.plugin("bridge", says("1.0.0")) }, "[1.0.0]",
+			"the list LIST stays at version [\"1.0.0\"]: which libcni"},
+		"an old runtime": {func(p *place) { p.loader.last[0].version = "v1.1.2"; p.remove("bridge") }, "[1.0.0]", "before 1.2 fails every ADD"},
+		"another plugin": {func(p *place) {
+			p.primary("10-net.conflist", strings.Replace(hostLocal, "bridge", "other", 1))
+		}, "[1.0.0]", "the plugin other may not be able to do with it: stat"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := always(t, map[string]string{"bridge": modern, "host-local": modern})
+			p.primary("10-net.conflist", hostLocal)
+			p.look(t.Context())
+			if !strings.Contains(p.owned(), "1.1.0") || p.State().NoStatus != nil {
+				t.Fatalf("our list is %s, the problem %v", p.owned(), p.State().NoStatus)
+			}
+			p.programs = programs{} // as in another agent
+			test.with(p)
+			p.look(t.Context())
+			l, err := parseList(ListName, []byte(p.owned()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprint(l.versions); got != test.want {
+				t.Errorf("our list has the version %s, want %s", got, test.want)
+			}
+			if got, want := text(p.State().NoStatus), strings.ReplaceAll(test.noStatus, "LIST", p.list()); !strings.Contains(got, want) {
+				t.Errorf("got %q\nwant %q", got, want)
+			}
+		})
+	}
+}
+
+// plugin writes somebody's plugin.
+func (p *place) plugin(name, text string) {
+	p.t.Helper()
+	if err := os.WriteFile(filepath.Join(p.bin, name), []byte(text), 0o755); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *place) remove(plugin string) {
+	p.t.Helper()
+	if err := os.Remove(filepath.Join(p.bin, plugin)); err != nil {
+		p.t.Fatal(err)
 	}
 }
 
