@@ -209,7 +209,7 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { return a.announceReady(ctx, dir) })
 	group.Go(func() error { return a.keepInstalled(ctx) })
 	if a.nodeWriter != nil {
-		group.Go(func() error { return a.unlessUninstalled(ctx, a.nodeWriter.Run, a.nodeWriter.Leave) })
+		group.Go(func() error { return a.unlessUninstalled(ctx, a.nodeWriter.Run, a.keepNodeLeft) })
 	}
 	if health != nil {
 		group.Go(func() error {
@@ -265,10 +265,14 @@ func (a *agent) ready() error {
 	return a.installed()
 }
 
-// nodeReady is ready, with a reason of one word.
+// nodeReady says why pods cannot start on the node, with a reason of one word. An agent that
+// is ready itself may have been told to let none start that asks for capture.
 func (a *agent) nodeReady() (reason string, err error) {
 	if err := a.known(); err != nil {
 		return "Starting", err
+	}
+	if problem := a.drainProblem(); problem != "" {
+		return "Drained", errors.New(problem)
 	}
 	if err := a.installed(); err != nil {
 		return "NotInstalled", err

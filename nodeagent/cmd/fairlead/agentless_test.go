@@ -126,6 +126,32 @@ func TestUninstallBesideAnUnreadableCache(t *testing.T) {
 	}
 }
 
+// What only an agent could take out of the API is named, with what takes it away.
+func TestUninstallSaysWhatTheAPIKeeps(t *testing.T) {
+	netlab.Kernel(t)
+	const step = "the node's startup taint and its condition in the API"
+	const taint = "kubectl taint node node1 fairlead.io/agent-not-ready-"
+	const condition = `kubectl patch node node1 --subresource status -p '{"status":{"conditions":[{"type":"fairlead.io/Ready","$patch":"delete"}]}}'`
+	for node, want := range map[string][]string{
+		"{}":                              nil,
+		"{taint: remove}":                 {step, taint},
+		"{condition: true}":               {step, condition},
+		"{taint: start, condition: true}": {step, taint + "; " + condition},
+	} {
+		_, file := settings(t, "nodeName: node1", "node: "+node)
+		out, err := run(t.Context(), "uninstall", "--config", file)
+		if err != nil {
+			t.Errorf("node: %s: it failed: %v", node, err)
+		}
+		for _, words := range []string{step, taint, condition} {
+			wanted := slices.ContainsFunc(want, func(w string) bool { return strings.Contains(w, words) })
+			if strings.Contains(out, words) != wanted {
+				t.Errorf("node: %s: it is wanted %t that it says %q:\n%s", node, wanted, words, out)
+			}
+		}
+	}
+}
+
 func inDir(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,6 +28,7 @@ type nodeServer struct {
 	node    corev1.Node
 	history []string
 	looks   int // how often the node was read
+	refuse  int // how many patches are still to be refused
 }
 
 func (s *nodeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -36,6 +38,11 @@ func (s *nodeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if r.Method == http.MethodPatch && s.refuse > 0 {
+		s.refuse--
+		http.Error(w, "not now", http.StatusServiceUnavailable)
+		return
+	}
 	if r.Method == http.MethodPatch {
 		var patch struct {
 			Spec   *struct{ Taints []corev1.Taint }
@@ -112,9 +119,20 @@ func (s *nodeServer) became(t *testing.T, want ...string) {
 	s.history = nil
 }
 
+// birth has the node be made anew, with the startup taint.
+func (s *nodeServer) birth() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.node = corev1.Node{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: s.node.UID + "n", ResourceVersion: "1"},
+		Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: "fairlead.io/agent-not-ready", Effect: corev1.TaintEffectNoSchedule}}},
+	}
+}
+
 // The startup taint is put there by an agent that finds the plugin not installed, and goes
-// when it is; an agent that finds it installed leaves the node alone; and what uninstalls
-// the node leaves neither it nor the condition.
+// when it is; an agent that finds it installed leaves the node alone; one on a drained node
+// leaves it tainted; and what uninstalls the node leaves neither taint nor condition.
 func TestNodeInTheAPI(t *testing.T) {
 	netlab.Kernel(t)
 	api := &nodeServer{node: corev1.Node{
@@ -130,7 +148,7 @@ func TestNodeInTheAPI(t *testing.T) {
 	if err := errors.Join(os.Mkdir(bin, 0o755), os.Mkdir(conf, 0o755), os.WriteFile(plugin, []byte("plugin"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	_, file := settings(t, "nodeName: node1", "kubeconfig: "+kubeconfig(t, server.URL), "node: {taint: start, condition: true}",
+	c, file := settings(t, "nodeName: node1", "kubeconfig: "+kubeconfig(t, server.URL), "node: {taint: start, condition: true}",
 		fmt.Sprintf("install: {cniBinDir: %s, cniConfDir: %s, plugin: %s}", bin, conf, plugin))
 	t.Run("not installed", func(t *testing.T) {
 		a, _ := runAgent(t, file)
@@ -164,5 +182,31 @@ func TestNodeInTheAPI(t *testing.T) {
 		before := api.looked()
 		runAgent(t, file)
 		api.staysUntil(t, before+1)
+	})
+	t.Run("uninstalled, and the API would not show it", func(t *testing.T) {
+		api.birth()
+		api.refuse = 2
+		runAgent(t, file)
+		api.became(t, "")
+	})
+	t.Run("drained", func(t *testing.T) {
+		if err := os.Remove(filepath.Join(c.RunDir, "drained")); err != nil {
+			t.Fatal(err)
+		}
+		if err := openDrainFile(c.File("agent.sock")).set(false, time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		api.birth()
+		before := api.looked()
+		a, _ := runAgent(t, file)
+		netlab.Eventually(t, a.ready)
+		if reason, err := a.nodeReady(); reason != "Drained" || err == nil || !strings.Contains(err.Error(), "this node is drained") {
+			t.Errorf("the node is %s: %v", reason, err)
+		}
+		api.staysUntil(t, before+1)
+		if err := a.Drain(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		api.became(t, "", "fairlead.io/Ready=True (OK)")
 	})
 }

@@ -98,6 +98,14 @@ func (a *agent) openNode() (err error) {
 	return err
 }
 
+// keepNodeLeft keeps the API from showing anything of ours of a node that was uninstalled.
+func (a *agent) keepNodeLeft(ctx context.Context) error {
+	if err := a.nodeWriter.Leave(ctx); err != nil {
+		a.logger.Warn("the node was uninstalled, and the API may show its startup taint or condition; it is tried again", "error", err)
+	}
+	return a.nodeWriter.Run(ctx)
+}
+
 // promised is since when the pods of this cluster have been promised capture, as far as
 // that is known.
 func (a *agent) promised() time.Time {

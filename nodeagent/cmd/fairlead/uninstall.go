@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-mesh/fairlead/cni/install"
+	"github.com/fairlead-mesh/fairlead/nodeagent/config"
+	"github.com/fairlead-mesh/fairlead/nodeagent/kube"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
@@ -25,8 +28,8 @@ func (a *agent) Uninstall(ctx context.Context, done func(status.Step) error) err
 	}
 	var errs []error
 	say := func(s status.Step) { errs = append(errs, done(s)) }
-	if a.nodeWriter != nil { // first: an agent that is not installed would put the taint back
-		say(step("the node's startup taint and its condition in the API", a.nodeWriter.Leave(ctx)))
+	if s, written := a.leaveNode(ctx); written { // first: an agent that is not installed would put the taint back
+		say(s)
 	}
 	list := a.removeList(ctx)
 	say(list)
@@ -35,6 +38,26 @@ func (a *agent) Uninstall(ctx context.Context, done func(status.Step) error) err
 	say(a.removePlugin(ctx, list.Outcome == status.Failed))
 	say(a.keepRunDir())
 	return errors.Join(errs...)
+}
+
+// leaveNode takes away what the API shows of the node, if anything of it is ours.
+func (a *agent) leaveNode(ctx context.Context) (s status.Step, written bool) {
+	const what = "the node's startup taint and its condition in the API"
+	if a.nodeWriter != nil {
+		return step(what, a.nodeWriter.Leave(ctx)), true
+	}
+	if !a.guest {
+		return status.Step{}, false
+	}
+	node := cmp.Or(a.config.NodeName, os.Getenv("NODE_NAME"), "NODE")
+	var commands []string
+	if a.config.Node.Taint != config.TaintNone {
+		commands = append(commands, fmt.Sprintf("kubectl taint node %s %s-", node, kube.StartupTaint))
+	}
+	if a.config.Node.Condition {
+		commands = append(commands, fmt.Sprintf(`kubectl patch node %s --subresource status -p '{"status":{"conditions":[{"type":"%s","$patch":"delete"}]}}'`, node, kube.NodeCondition))
+	}
+	return status.Step{What: what, Outcome: status.Kept, Message: "no agent runs that could take them away; if they are there: " + strings.Join(commands, "; ")}, commands != nil
 }
 
 func step(what string, err error) status.Step {
