@@ -40,6 +40,7 @@ func (r *Reconciler) adopt() {
 	if len(records) > 0 {
 		r.config.Logger.Info("adopting pods", "pods", len(r.adopting))
 	}
+	r.allAdopted = err == nil && len(records) > 0
 	r.looked()
 }
 
@@ -83,6 +84,11 @@ func (r *Reconciler) boundAdoption(ctx context.Context) {
 // if it is to be; or when proxies were asked to keep those that take too long. Proxies are not to be told of the node's pods before:
 // a snapshot stops what it does not name.
 func (r *Reconciler) Adopted() <-chan struct{} { return r.adopted }
+
+// AllAdopted says, once Adopted is closed, whether the pods on record are all that an earlier
+// agent can have captured, so that a snapshot may be made of them alone: there are some, and
+// each could be read.
+func (r *Reconciler) AllAdopted() bool { return r.allAdopted }
 
 // resume is an adopted pod's first step: it is the proxies' again, captured or on
 // its way out, before anything else is decided.

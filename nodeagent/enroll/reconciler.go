@@ -141,6 +141,7 @@ type Reconciler struct {
 	asked   chan struct{} // of one: a pod may run that the runtime has not told us of
 
 	adoptedOnce sync.Once
+	allAdopted  bool        // see AllAdopted; written before adopted is closed
 	drained     atomic.Bool // no pod is to be captured
 
 	mu    sync.Mutex

@@ -119,6 +119,15 @@ func killSandboxes(t *testing.T, n *cluster.Node, pods ...string) {
 	done`, pods...)
 }
 
+// killContainers kills what runs in containers of these names. The kubelet starts them again.
+func killContainers(t *testing.T, n *cluster.Node, names ...string) {
+	t.Helper()
+	onNodeShell(t, n, `running=$(ctr -n k8s.io tasks ls | awk '$3 == "RUNNING" {print $1}')
+	for name; do
+		ctr -n k8s.io tasks kill -s SIGKILL "$(ctr -n k8s.io containers ls -q 'labels."io.kubernetes.container.name"=='"$name" | grep -Fx "$running")"
+	done`, names...)
+}
+
 // apps are the running containers of pods' apps, by the runtime's word: the pods are those
 // of which one runs that is not among before.
 func apps(t *testing.T, n *cluster.Node, before string, pods ...string) (names, ids string) {

@@ -180,8 +180,8 @@ func rewrittenWithoutAgent(t *testing.T, c *cluster.Cluster, o owner, _ *trial) 
 	stop()
 }
 
-// Without the API the agent knows the pods that it has seen. One that it has not, which is
-// a static one, has to wait.
+// Without the API the agent knows the pods that it has seen, even if it and the proxy are
+// started again meanwhile. One that it has not seen, which is a static one, has to wait.
 func rewrittenWithoutAPI(t *testing.T, c *cluster.Cluster, o owner, tr *trial) {
 	static := addStaticAsker(t, o.n, "static-api")
 	applyAskers(t, c, o.n, "old-api")
@@ -194,15 +194,23 @@ func rewrittenWithoutAPI(t *testing.T, c *cluster.Cluster, o owner, tr *trial) {
 	stop := o.keepWriting(t)
 	killSandboxes(t, o.n, "old-api", static)
 	late := addStaticAsker(t, o.n, "static-late")
-	eventually(t, "which apps are back", "old-api "+static+" ", func() (string, error) {
-		names, _ := apps(t, o.n, before, "old-api", static, late)
-		return names, nil
-	})
+	back := func() {
+		t.Helper()
+		eventually(t, "which apps are back", "old-api "+static+" ", func() (string, error) {
+			names, _ := apps(t, o.n, before, "old-api", static, late)
+			return names, nil
+		})
+	}
+	back()
+	_, before = apps(t, o.n, "", "old-api", static)
+	killContainers(t, o.n, "agent", "proxy")
+	killSandboxes(t, o.n, "old-api", static)
+	back()
 	if err := c.StartAPI(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	tr.watch()
-	waitAskers(t, c, 1, "old-api", static)
+	waitAskers(t, c, 2, "old-api", static)
 	waitAskers(t, c, 0, late)
 	stop()
 }

@@ -234,16 +234,25 @@ func (a *agent) podsChanged(uid string) {
 	}
 }
 
+// sourcePatience is how long proxies wait for the source. It has to be longer than an API that
+// is there takes to list the node's pods.
+const sourcePatience = 5 * time.Second
+
 // announceReady waits until the node's pods are known: those of the source, and
 // those that an earlier agent has left, looked at. Then proxies may be told of
 // them, the runtime that we are here, and the API what has become of them, from then on.
 func (a *agent) announceReady(ctx context.Context, dir *runDir) error {
-	for _, known := range []<-chan struct{}{a.synced, a.reconciler.Adopted()} {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-known:
-		}
+	if !closed(ctx, a.reconciler.Adopted()) {
+		return nil
+	}
+	patience, over := context.WithTimeout(ctx, sourcePatience)
+	defer over()
+	if !closed(patience, a.synced) && ctx.Err() == nil && a.reconciler.AllAdopted() {
+		a.logger.Warn("what the node's pods are is not known yet: node proxies are told of those on record, which stay as they are", "source", a.source)
+		a.proxies.Open()
+	}
+	if !closed(ctx, a.synced) {
+		return nil
 	}
 	a.judgeDrain(ctx)
 	a.reconciler.Seek(ctx)
@@ -254,6 +263,16 @@ func (a *agent) announceReady(ctx context.Context, dir *runDir) error {
 		return nil
 	}
 	return a.writer.Run(ctx)
+}
+
+// closed waits until c is closed, and says whether it was before ctx was done.
+func closed(ctx context.Context, c <-chan struct{}) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-c:
+		return true
+	}
 }
 
 // ready says why the agent is not ready, or nil. It does not wait for a proxy:

@@ -20,8 +20,10 @@ import (
 
 	"github.com/fairlead-mesh/fairlead/cni/agentapi"
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
+	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 	"github.com/fairlead-mesh/fairlead/nodeagent/enroll"
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 	"github.com/fairlead-mesh/fairlead/ztunnelproto"
 )
@@ -207,15 +209,7 @@ func TestSnapshotWaitsForNamespaces(t *testing.T) {
 	api, c, file := inCluster(t)
 	api.late = make(chan struct{})
 	runAgent(t, file)
-	var proxy *ztunnelproto.Conn
-	netlab.Eventually(t, func() (err error) {
-		proxy, err = ztunnelproto.Dial(t.Context(), c.ProxySocket)
-		return err
-	})
-	defer func() { _ = proxy.Close() }()
-	if err := proxy.Send(&ztunnelproto.ZdsHello{Version: ztunnelproto.Version_V1}, nil); err != nil {
-		t.Fatal(err)
-	}
+	proxy := hello(t, c)
 	netlab.Eventually(t, func() error {
 		if api.asked.Load() == 0 {
 			return errors.New("namespaces are not asked for")
@@ -226,18 +220,67 @@ func TestSnapshotWaitsForNamespaces(t *testing.T) {
 		t.Errorf("something was sent before namespaces are known, %v", err)
 	}
 	close(api.late)
+	if got := requests(t, proxy, 2); got != `keep:{uid:"u1"}, snapshot_sent:{}` {
+		t.Errorf("sent %s", got)
+	}
+}
+
+// While the API says nothing of the node, proxies are told of the pods on record: those
+// that were captured stay so, whoever is restarted. The agent itself is not ready then.
+func TestSnapshotOfTheRecords(t *testing.T) {
+	api, c, file := inCluster(t)
+	api.late = make(chan struct{})
+	defer close(api.late)
+	pod := netlab.NewNS(t, "web")
+	attachment := web
+	attachment.Netns = pod.Path
+	if err := enroll.RecordDir(c.File("pods")).Save(enroll.Record{
+		Version: 1, Attachment: attachment, Netns: pod.Handle.ID(), ServiceAccount: "default", Decision: intent.Decision{Capture: true}, Touched: true,
+		Applied: ruleset.Config{IPv4: true, Form: ruleset.FormFull},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	a, _ := runAgent(t, file)
+	if got := requests(t, hello(t, c), 2); got != `add:{uid:"u1" workload_info:{name:"web" namespace:"shop" service_account:"default"}}, snapshot_sent:{}` {
+		t.Errorf("sent %s", got)
+	}
+	if err := a.ready(); err == nil || agentapi.CheckReady(c.File("agent.sock")) == nil {
+		t.Errorf("it is ready: %v", err)
+	}
+}
+
+// hello is a proxy that has said hello.
+func hello(t *testing.T, c config.Config) *ztunnelproto.Conn {
+	t.Helper()
+	var proxy *ztunnelproto.Conn
+	netlab.Eventually(t, func() (err error) {
+		proxy, err = ztunnelproto.Dial(t.Context(), c.ProxySocket)
+		return err
+	})
+	t.Cleanup(func() { _ = proxy.Close() })
+	if err := proxy.Send(&ztunnelproto.ZdsHello{Version: ztunnelproto.Version_V1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	return proxy
+}
+
+// requests are the next ones that a proxy is sent, each of which it acks.
+func requests(t *testing.T, proxy *ztunnelproto.Conn, count int) string {
+	t.Helper()
 	var got []string
-	for range 2 {
+	for range count {
 		var request ztunnelproto.WorkloadRequest
-		if _, err := proxy.Receive(&request); err != nil {
+		namespace, err := proxy.Receive(&request)
+		if err != nil {
 			t.Fatal(err)
+		}
+		if namespace != nil {
+			closeQuietly(namespace)
 		}
 		got = append(got, request.String())
 		if err := proxy.Send(ztunnelproto.NewResponse(""), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if text := strings.ReplaceAll(strings.Join(got, ", "), "  ", " "); text != `keep:{uid:"u1"}, snapshot_sent:{}` {
-		t.Errorf("sent %s", text)
-	}
+	return strings.ReplaceAll(strings.Join(got, ", "), "  ", " ")
 }
