@@ -24,6 +24,7 @@ type fight struct {
 	mode    fs.FileMode
 	wrote   time.Time   // when we wrote last
 	lost    []time.Time // when it was not there any more, of late
+	undone  int         // how often that was, in all
 	on      bool
 }
 
@@ -39,6 +40,7 @@ func (f *fight) stands(p plan, now time.Time) {
 // lost: then the primary asks for something else.
 func (f *fight) missed(p plan, now time.Time) {
 	if f.path == p.path && !holds(f.path, f.content, f.mode) {
+		f.undone++
 		f.lost = slices.DeleteFunc(append(f.lost, now), func(t time.Time) bool { return now.Sub(t) >= fightWindow })
 		f.on = f.on || len(f.lost) >= fightTimes
 	}

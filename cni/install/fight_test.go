@@ -54,6 +54,9 @@ func TestFight(t *testing.T) {
 		}
 		p.look(t.Context())
 		p.becomes(installed)
+		if n := p.State().Undone; n != 6 {
+			t.Errorf("undone %d times, want 6", n)
+		}
 	})
 }
 
@@ -66,6 +69,9 @@ func TestNoFight(t *testing.T) {
 			p.primary("10-net.conflist", bridgeList+strings.Repeat(" ", n))
 			p.look(t.Context())
 			p.becomes(installed)
+		}
+		if n := p.State().Undone; n != 0 {
+			t.Errorf("the primary's changes count as %d", n)
 		}
 		for range 5 {
 			if err := os.Remove(p.list()); err != nil {

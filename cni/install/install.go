@@ -94,6 +94,9 @@ type State struct {
 	// NoStatus says why STATUS, asked for always, is not to be had; the plugin may be executed
 	// all the same.
 	NoStatus error
+	// Undone is how often others have undone what was written into the runtime's
+	// configuration.
+	Undone int
 }
 
 var errNotYet = errors.New("the plugin is not installed yet: the agent is not ready")
@@ -206,6 +209,7 @@ func (i *Installer) look(ctx context.Context) {
 		// all that has our plugin executed.
 		state.Problem = i.configure(ctx, &state, unseen != nil)
 	}
+	state.Undone = i.fight.undone
 	if v.differs != nil {
 		state.Problem = errors.Join(v.differs, state.Problem)
 	}

@@ -167,7 +167,7 @@ func newAgent(c config.Config, podsFrom string, guest bool, logger *slog.Logger)
 	}); err != nil {
 		return nil, err
 	}
-	a.registry.MustRegister(a.reconciler)
+	a.registry.MustRegister(a.reconciler, nodeMetrics{a})
 	var pods pluginserver.Pods = a.reconciler
 	if a.kube != nil {
 		pods = kubePods{a.reconciler, a.kube, c.Waits.Pod.Duration}

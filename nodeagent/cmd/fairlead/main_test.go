@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/fairlead-mesh/fairlead/integration/netlab"
@@ -261,9 +262,17 @@ func TestReady(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	shows := func(want string) {
+		t.Helper()
+		const head = "# HELP fairlead_node_ready 1 while pods of the node start as they ask for, else 0, by reason: OK, Starting, NotInstalled, Drained.\n# TYPE fairlead_node_ready gauge\n"
+		if err := testutil.CollectAndCompare(nodeMetrics{a}, strings.NewReader(head+want+"\n")); err != nil {
+			t.Error(err)
+		}
+	}
 	if err := a.ready(); err == nil || !strings.Contains(err.Error(), "not known yet") {
 		t.Errorf("before the pods are known: %v", err)
 	}
+	shows(`fairlead_node_ready{reason="Starting"} 0`)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	done := make(chan error)
 	go func() { done <- a.run(ctx) }()
@@ -271,6 +280,7 @@ func TestReady(t *testing.T) {
 	if err := a.reconciler.Healthy(); err != nil {
 		t.Errorf("alive: %v", err)
 	}
+	shows(`fairlead_node_ready{reason="OK"} 1`)
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
