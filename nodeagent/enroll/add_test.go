@@ -191,60 +191,6 @@ func TestAddRetriesTheKernelForAMoment(t *testing.T) {
 	})
 }
 
-func TestProxyWithoutDNS(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.object("web", true)
-		s := w.space("c1")
-		s.missing = "dns"
-		start := time.Now()
-		if err := w.add("web", "c1"); err != nil {
-			t.Fatal(err)
-		}
-		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa", "apply full")
-		if got := time.Since(start); got != dnsPatience {
-			t.Errorf("waited %s for the DNS listener, want %s", got, dnsPatience)
-		}
-		w.wantState("web Captured ProxyWithoutDNS", "/run/netns/c1 has full", "proxy has uid-web acked")
-		// As soon as somebody listens there, DNS is captured.
-		s.set(func() { s.missing = "" })
-		w.pass(10 * time.Second)
-		w.wantDone("apply full+dns", "expel")
-		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
-	})
-}
-
-func TestDNSListenerThatComesLater(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.object("web", true)
-		s := w.space("c1")
-		s.missing = "dns"
-		answer := w.addLater(w.t.Context(), "web", "c1")
-		w.pass(50 * time.Millisecond)
-		s.set(func() { s.missing = "" })
-		if err := <-answer; err != nil {
-			t.Fatal(err)
-		}
-		w.wantDone("apply full+dns", "announce uid-web as shop/web of sa")
-	})
-}
-
-// Of two proxies that each come to listen for DNS last, none is without it.
-func TestDNSListenersThatComeLast(t *testing.T) {
-	captured(t, func(w *world, s *space) {
-		w.proxySays(proxylink.NoProxy, "")
-		w.pass(10 * time.Second)
-		for range 2 {
-			s.set(func() { s.missing = "dns" })
-			w.proxySays(proxylink.Acked, "")
-			w.pass(dnsPatience / 2)
-			w.proxySays(proxylink.NoProxy, "")
-			w.pass(10 * time.Second)
-		}
-		w.wantDone()
-		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web noProxy")
-	})
-}
-
 // One wait after the other: the answer comes before the plugin gives up, and says
 // what is waited for.
 func TestWaitsEndBeforeThePluginDoes(t *testing.T) {

@@ -22,8 +22,7 @@ func (r *Reconciler) adopt() {
 		p := newPod(r, uid)
 		p.attachment, p.recorded, p.place.Process = &record.Attachment, &record.Netns, record.Process
 		if p.isOver() {
-			r.ended[uid] = netns.ID{} // nobody has said so
-			r.unrecord(uid)
+			r.ended[uid], r.bygone[uid] = netns.ID{}, record // nobody has said so
 			continue
 		}
 		p.object = intent.Pod{Namespace: record.Attachment.Namespace, Name: record.Attachment.Name, ServiceAccount: record.ServiceAccount}
@@ -40,6 +39,7 @@ func (r *Reconciler) adopt() {
 	if len(records) > 0 {
 		r.config.Logger.Info("adopting pods", "pods", len(r.adopting))
 	}
+	r.forgetBygone()
 	r.allAdopted = err == nil && len(records) > 0
 	r.looked()
 }

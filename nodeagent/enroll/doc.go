@@ -60,7 +60,8 @@
 //   - A manifest that cannot be read, an API that cannot be asked: pods that were decided
 //     on stay as they are, and proxies keep what they have; those that cannot be wait, and
 //     say why. An agent that starts then has proxies told of the pods on record after a
-//     while, so that a proxy can start, too.
+//     while, so that a proxy can start, too; and what was decided of a pod holds for its
+//     next sandbox.
 //   - A DEL that is lost, whose pod's namespace lives on: a GC ends the pod, if its object
 //     is gone too.
 //   - A DEL for a pod that was found, and whose container's id nobody knows: the

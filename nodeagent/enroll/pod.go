@@ -123,6 +123,7 @@ func (p *pod) look() {
 		ok, p.unknown = false, fmt.Sprintf("its object or manifest has UID %s, the runtime speaks of %s", object.UID, p.uid)
 	}
 	if !ok {
+		p.recall()
 		unread, _ := p.r.unread(p.attachment.Namespace, p.attachment.Name)
 		p.gone = p.gone || p.known && p.r.config.Source.Synced() && unread == ""
 		return
@@ -242,6 +243,7 @@ func (p *pod) letGo() {
 // drop forgets the attachment: its namespace is dying, and nothing in it needs to
 // be undone. That is an inference: if the pod is found to live on there, it is taken again.
 func (p *pod) drop() {
+	p.outlive()
 	p.withdraw()
 	p.unexempt()
 	p.letGo()

@@ -144,15 +144,16 @@ type Reconciler struct {
 	allAdopted  bool        // see AllAdopted; written before adopted is closed
 	drained     atomic.Bool // no pod is to be captured
 
-	mu    sync.Mutex
-	queue workqueue.TypedDelayingInterface[string] // nil unless Run runs
-	pods  map[string]*pod                          // by UID: those that the runtime has told us of
-	kept  map[string]kept                          // by UID: pods of the source whose namespace is looked for
-	ended map[string]netns.ID                      // by UID: pods of the source whose last sandbox is over; that sandbox's, if the runtime has said so
-	plain map[string]bool                          // by UID: pods of the source that were seen not to ask for capture
-	early map[string]early                         // by name: pods of the source that it has not told us of
-	busy  map[string]time.Time                     // since when a pod holds a worker
-	beat  time.Time                                // when a worker last was free
+	mu     sync.Mutex
+	queue  workqueue.TypedDelayingInterface[string] // nil unless Run runs
+	pods   map[string]*pod                          // by UID: those that the runtime has told us of
+	kept   map[string]kept                          // by UID: pods of the source whose namespace is looked for
+	ended  map[string]netns.ID                      // by UID: pods of the source whose last sandbox is over; that sandbox's, if the runtime has said so
+	bygone map[string]Record                        // by UID: pods whose last sandbox is over, and whose record is to outlive it
+	plain  map[string]bool                          // by UID: pods of the source that were seen not to ask for capture
+	early  map[string]early                         // by name: pods of the source that it has not told us of
+	busy   map[string]time.Time                     // since when a pod holds a worker
+	beat   time.Time                                // when a worker last was free
 
 	adopting map[string]bool // adopted pods that have not had a turn; true: something of ours is in them
 }
@@ -167,7 +168,7 @@ func New(c Config) (*Reconciler, error) {
 	}
 	r := &Reconciler{
 		config: c, stopped: make(chan struct{}), adopted: make(chan struct{}), asked: make(chan struct{}, 1), adopting: map[string]bool{},
-		pods: map[string]*pod{}, busy: map[string]time.Time{}, early: map[string]early{}, kept: map[string]kept{}, ended: map[string]netns.ID{},
+		pods: map[string]*pod{}, busy: map[string]time.Time{}, early: map[string]early{}, kept: map[string]kept{}, ended: map[string]netns.ID{}, bygone: map[string]Record{},
 	}
 	r.drained.Store(c.Drained)
 	return r, nil

@@ -167,7 +167,9 @@ func (p *pod) remember() {
 	if p.attachment == nil {
 		if p.written != nil {
 			p.written, p.begun = nil, false
-			p.r.unrecord(p.uid)
+			if !p.outlived() {
+				p.r.unrecord(p.uid)
+			}
 		}
 		return
 	}

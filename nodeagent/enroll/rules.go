@@ -13,10 +13,12 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
 
-// want is the redirection of the pod as its annotations and its proxy have it.
+// want is the redirection of the pod as its annotations and its proxy have it. DNS that has
+// been going directly is not sent to a port before somebody listens there.
 func (p *pod) want(form ruleset.Form) ruleset.Config {
+	direct := p.redirected() && !p.applied.CaptureDNS && p.adding == nil
 	return ruleset.Config{
-		CaptureDNS: p.decision.CaptureDNS && !p.noDNS,
+		CaptureDNS: p.decision.CaptureDNS && !p.noDNS && (!direct || p.listeners.DNS),
 		Ingress:    p.decision.Ingress, VirtualInterfaces: p.decision.VirtualInterfaces,
 		ProbeIPv4: p.r.config.ProbeIPv4, ProbeIPv6: p.r.config.ProbeIPv6,
 		Form: form,

@@ -131,6 +131,7 @@ func (r *Reconciler) unknown() []sandbox.Wanted {
 	objects := r.config.Source.Pods()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.forgetBygone()
 	var wanted []sandbox.Wanted
 	known, plain := map[string]bool{}, map[string]bool{}
 	for _, object := range objects {

@@ -111,19 +111,22 @@ func waitAskers(t *testing.T, c *cluster.Cluster, restarts int, names ...string)
 	})
 }
 
+// running has a script know what runs in containers.
+const running = `running=$(ctr -n k8s.io tasks ls | awk '$3 == "RUNNING" {print $1}')
+`
+
 // killSandboxes kills what holds pods' sandboxes. The kubelet makes others.
 func killSandboxes(t *testing.T, n *cluster.Node, pods ...string) {
 	t.Helper()
-	onNodeShell(t, n, `for pod; do
-		ctr -n k8s.io tasks kill -s SIGKILL "$(ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.name"=='"$pod"',labels."io.cri-containerd.kind"==sandbox')"
+	onNodeShell(t, n, running+`for pod; do
+		ctr -n k8s.io tasks kill -s SIGKILL "$(ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.name"=='"$pod"',labels."io.cri-containerd.kind"==sandbox' | grep -Fx "$running")"
 	done`, pods...)
 }
 
 // killContainers kills what runs in containers of these names. The kubelet starts them again.
 func killContainers(t *testing.T, n *cluster.Node, names ...string) {
 	t.Helper()
-	onNodeShell(t, n, `running=$(ctr -n k8s.io tasks ls | awk '$3 == "RUNNING" {print $1}')
-	for name; do
+	onNodeShell(t, n, running+`for name; do
 		ctr -n k8s.io tasks kill -s SIGKILL "$(ctr -n k8s.io containers ls -q 'labels."io.kubernetes.container.name"=='"$name" | grep -Fx "$running")"
 	done`, names...)
 }
@@ -132,8 +135,7 @@ func killContainers(t *testing.T, n *cluster.Node, names ...string) {
 // of which one runs that is not among before.
 func apps(t *testing.T, n *cluster.Node, before string, pods ...string) (names, ids string) {
 	t.Helper()
-	const script = `running=$(ctr -n k8s.io tasks ls | awk '$3 == "RUNNING" {print $1}')
-	for pod; do
+	const script = running + `for pod; do
 		ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.name"=='"$pod"',labels."io.kubernetes.container.name"==app' |
 			grep -Fx "$running" | sed "s/^/$pod /"
 	done`
