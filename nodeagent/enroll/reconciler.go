@@ -122,6 +122,9 @@ type Config struct {
 	// had it for long, and one of the sweep's.
 	Workers int
 
+	// Advertised says whether peers are still told to send the pod what only the proxy
+	// understands; nil: nobody is told.
+	Advertised func(namespace, pod, uid string) bool
 	// Drained: the node is drained from the first look on.
 	Drained bool
 

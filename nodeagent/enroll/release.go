@@ -86,8 +86,8 @@ func (p *pod) released() {
 	}
 }
 
-// drain flushes the redirects and waits until no proxied connection is left: at
-// least the grace, at most the drain's timeout.
+// drain flushes the redirects and waits until no proxied connection is left, and no new one
+// is to be expected: at least the grace, at most the drain's timeout.
 func (p *pod) drain(ctx context.Context) (bool, outcome) {
 	if p.releasing.IsZero() {
 		marks := p.applied // the label that is gone has taken its annotations' effect with it
@@ -109,13 +109,25 @@ func (p *pod) drain(ctx context.Context) (bool, outcome) {
 	if err != nil {
 		return false, p.refused(err)
 	}
-	if left == 0 && age >= p.r.config.ReleaseGrace {
+	out := outcome{state: status.NotCaptured, reason: status.Draining, again: drainPoll,
+		message: fmt.Sprintf("no new connection is redirected; %d older ones still go through the proxy", left)}
+	switch early := p.r.config.ReleaseGrace - age; {
+	case left > 0:
+	case early > 0:
+		out.again = early
+	case p.advertised():
+		out.again = advertisedPoll
+		out.message = "no new connection is redirected; the API still shows the pod as captured, and others may send it what only the proxy understands"
+	default:
 		return true, outcome{}
 	}
-	again := min(drainPoll, p.r.config.DrainTimeout-age)
-	if left == 0 {
-		again = p.r.config.ReleaseGrace - age
-	}
-	return false, outcome{state: status.NotCaptured, reason: status.Draining, again: again,
-		message: fmt.Sprintf("no new connection is redirected; %d older ones still go through the proxy", left)}
+	out.again = min(out.again, p.r.config.DrainTimeout-age)
+	return false, out
+}
+
+// advertisedPoll is how often we look whether the API shows what becomes of a pod.
+const advertisedPoll = time.Second
+
+func (p *pod) advertised() bool {
+	return p.r.config.Advertised != nil && p.r.config.Advertised(p.attachment.Namespace, p.attachment.Name, p.uid)
 }

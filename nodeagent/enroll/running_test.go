@@ -188,6 +188,29 @@ func TestReleaseWaitsTheGrace(t *testing.T) {
 	})
 }
 
+// While the API shows the pod as captured, others send it what only the proxy understands.
+func TestReleaseWaitsForTheAPI(t *testing.T) {
+	for name, shows := range map[string]bool{"until it shows it": true, "not for ever": false} {
+		t.Run(name, func(t *testing.T) {
+			captured(t, func(w *world, _ *space) {
+				w.set(func() { w.advertised = true })
+				w.object("web", false)
+				w.pass(20 * time.Second)
+				w.wantDone("apply marks+dns")
+				w.wantState("web NotCaptured Draining", "/run/netns/c1 has marks+dns", "proxy has uid-web acked")
+				if shows {
+					w.set(func() { w.advertised = false })
+					w.pass(advertisedPoll)
+				} else {
+					w.pass(10 * time.Second)
+				}
+				w.wantDone("withdraw uid-web", "remove")
+				w.wantState("web NotCaptured NotLabelled")
+			})
+		})
+	}
+}
+
 func TestReleaseDoesNotWaitForEver(t *testing.T) {
 	captured(t, func(w *world, s *space) {
 		s.set(func() { s.proxied = 1 })

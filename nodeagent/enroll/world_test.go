@@ -49,6 +49,8 @@ type world struct {
 
 	existing intent.Existing
 
+	advertised bool // what the API shows of each pod
+
 	unsynced bool
 	unread   status.Reason         // what keeps the source from knowing
 	hidden   bool                  // the source does not know the namespaces of its pods
@@ -94,7 +96,7 @@ func (w *world) start() {
 	w.r, err = New(Config{
 		Policy: policy,
 		Source: w, Unread: w.cannotRead, Proxies: w, Probes: probes{w}, Records: w, Find: w.find, Gone: w.gone, Open: w.open, Search: w.search,
-		Installed: func() time.Time { return w.installed }, Reported: w.reported,
+		Installed: func() time.Time { return w.installed }, Reported: w.reported, Advertised: w.advertises,
 		PodWait: 5 * time.Second, ProxyWait: 5 * time.Second, AckWait: 5 * time.Second,
 		ReleaseGrace: 5 * time.Second, DrainTimeout: 30 * time.Second, SweepInterval: 10 * time.Second,
 		Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()), Logger: slog.New(slog.NewTextHandler(&w.logged, nil)),
@@ -290,6 +292,12 @@ func (w *world) Lookup(namespace, name string) (intent.Pod, intent.Namespace, bo
 	defer w.mu.Unlock()
 	p, ok := w.objects[namespace+"/"+name]
 	return p, intent.Namespace{Name: namespace}, ok && !w.hidden
+}
+
+func (w *world) advertises(string, string, string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.advertised
 }
 
 func (w *world) cannotRead(string, string) (status.Reason, string) {

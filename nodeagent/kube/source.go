@@ -153,6 +153,12 @@ func (s *Source) Shown(namespace, podName, uid string) (annotation string, known
 	return p.stands.annotation, true
 }
 
+// Advertises says whether the API tells peers to speak HBONE to the pod.
+func (s *Source) Advertises(namespace, podName, uid string) bool {
+	annotation, known := s.Shown(namespace, podName, uid)
+	return known && annotation == enabled
+}
+
 // Problems returns what is wrong between the agent and the API now, a line each.
 func (s *Source) Problems() []string { return s.outage.problems() }
 

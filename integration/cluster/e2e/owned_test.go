@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -183,34 +184,33 @@ func rewrittenWithoutAgent(t *testing.T, c *cluster.Cluster, o owner, _ *trial) 
 // Without the API the agent knows the pods that it has seen, even if it and the proxy are
 // started again meanwhile. One that it has not seen, which is a static one, has to wait.
 func rewrittenWithoutAPI(t *testing.T, c *cluster.Cluster, o owner, tr *trial) {
-	static := addStaticAsker(t, o.n, "static-api")
-	applyAskers(t, c, o.n, "old-api")
-	waitAskers(t, c, 0, "old-api", static)
-	_, before := apps(t, o.n, "", "old-api", static)
+	first := []string{"old-api", addStaticAsker(t, o.n, "static-api")}
+	second := []string{"older-api", addStaticAsker(t, o.n, "static-older-api")}
+	applyAskers(t, c, o.n, first[0], second[0])
+	waitAskers(t, c, 0, slices.Concat(first, second)...)
+	_, before := apps(t, o.n, "", slices.Concat(first, second)...)
 	tr.unwatch()
 	if err := c.StopAPI(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	stop := o.keepWriting(t)
-	killSandboxes(t, o.n, "old-api", static)
 	late := addStaticAsker(t, o.n, "static-late")
-	back := func() {
+	comeBack := func(pods []string) {
 		t.Helper()
-		eventually(t, "which apps are back", "old-api "+static+" ", func() (string, error) {
-			names, _ := apps(t, o.n, before, "old-api", static, late)
+		killSandboxes(t, o.n, pods...)
+		eventually(t, "which apps are back", strings.Join(pods, " ")+" ", func() (string, error) {
+			names, _ := apps(t, o.n, before, append(pods, late)...)
 			return names, nil
 		})
 	}
-	back()
-	_, before = apps(t, o.n, "", "old-api", static)
+	comeBack(first)
 	killContainers(t, o.n, "agent", "proxy")
-	killSandboxes(t, o.n, "old-api", static)
-	back()
+	comeBack(second)
 	if err := c.StartAPI(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	tr.watch()
-	waitAskers(t, c, 2, "old-api", static)
+	waitAskers(t, c, 1, slices.Concat(first, second)...)
 	waitAskers(t, c, 0, late)
 	stop()
 }
