@@ -67,6 +67,15 @@ func (o Opener) Open(place sandbox.Place, changed func(by string)) (Kernel, erro
 	if err != nil {
 		return nil, err
 	}
+	k, err := o.open(handle, changed)
+	if err != nil {
+		return nil, fmt.Errorf("cannot look into network namespace %s: %w", place.Path, err)
+	}
+	return k, nil
+}
+
+// open owns the handle from then on, and has closed it when it fails.
+func (o Opener) open(handle *netns.Handle, changed func(by string)) (_ *netKernel, err error) {
 	k := &netKernel{handle: handle, exempt: o.Exempt, processes: o.Processes}
 	k.rerouted.Store(true)
 	if k.table, err = nft.Open(handle); err == nil {
@@ -87,7 +96,7 @@ func (o Opener) Open(place sandbox.Place, changed func(by string)) (Kernel, erro
 		})
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot look into network namespace %s: %w", place.Path, err), k.Close())
+		return nil, errors.Join(err, k.Close())
 	}
 	return k, nil
 }

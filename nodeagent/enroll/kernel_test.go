@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 17) }
+func TestMain(m *testing.M) { netlab.Main(m, 19) }
 
 // opener returns an Opener whose Watcher runs.
 func opener(t *testing.T) Opener {

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -26,7 +25,6 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/pluginserver"
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
-	"github.com/fairlead-mesh/fairlead/nodeagent/sockets"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -103,6 +101,7 @@ type agent struct {
 	turnstile  turnstile
 	announced  chan struct{} // closed when the runtime has been told that we are here
 	opener     enroll.Opener
+	kernel     *trial
 	drained    *drainFile
 	judged     chan struct{} // closed when it is known whether what drained says is for this installation
 }
@@ -148,14 +147,13 @@ func newAgent(c config.Config, podsFrom string, guest bool, logger *slog.Logger)
 	}); err != nil {
 		return nil, err
 	}
-	finder.Proxies, finder.CNICache = a.proxyPIDs, c.CNICache
 	if a.watcher, err = watch.New(); err != nil {
 		return nil, err
 	}
 	if err := a.exemptProbes(); err != nil {
 		return nil, err
 	}
-	a.opener = enroll.Opener{Finder: finder, Watcher: a.watcher, Processes: sockets.NewProcesses("/proc"), Exempt: []netip.Addr{c.ProbeAddresses.IPv4, c.ProbeAddresses.IPv6}}
+	a.newOpener(finder)
 	var advertised func(namespace, pod, uid string) bool
 	if a.kube != nil {
 		advertised = a.kube.Advertises
@@ -203,6 +201,9 @@ func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.reconciler.Run(ctx) })
 	group.Go(func() error { return a.watcher.Run(ctx) })
+	if !a.guest {
+		group.Go(func() error { return a.kernel.run(ctx) })
+	}
 	group.Go(func() error { return a.unlessUninstalled(ctx, a.probes.Run, a.probes.Remove) })
 	if a.listens() {
 		group.Go(func() error { return a.proxies.Run(ctx) })
@@ -285,6 +286,9 @@ func (a *agent) ready() error {
 	if err := a.known(); err != nil {
 		return err
 	}
+	if err := a.kernel.refusal(); err != nil {
+		return err
+	}
 	return a.installed()
 }
 
@@ -297,13 +301,16 @@ func (a *agent) nodeReady() (reason string, err error) {
 	if problem := a.drainProblem(); problem != "" {
 		return "Drained", errors.New(problem)
 	}
+	if err := a.kernel.refusal(); err != nil {
+		return "KernelUnsupported", err
+	}
 	if err := a.installed(); err != nil {
 		return "NotInstalled", err
 	}
 	return "OK", nil
 }
 
-// known says why the node's pods are not all known, or nil.
+// known says what of the node is not known yet, or nil.
 func (a *agent) known() error {
 	for _, step := range []struct {
 		known <-chan struct{}
@@ -311,6 +318,7 @@ func (a *agent) known() error {
 	}{
 		{a.synced, "the node's pods are not known yet"},
 		{a.reconciler.Adopted(), "the pods of an earlier agent have not all been looked at yet"},
+		{a.kernel.once, "whether the kernel can do what captures need has not been tried yet"},
 	} {
 		select {
 		case <-step.known:
@@ -336,8 +344,10 @@ func (a *agent) node() status.Node {
 		Version: version, Started: a.started, Source: a.source, Synced: a.pods.Synced(),
 		Proxies: []status.Proxy{}, Problems: a.problems(),
 	}
-	if err := a.installed(); err != nil {
-		node.Problems = append(node.Problems, err.Error())
+	for _, err := range []error{a.kernel.problem(), a.installed()} {
+		if err != nil {
+			node.Problems = append(node.Problems, err.Error())
+		}
 	}
 	for _, problem := range []string{a.probes.Status().Problem, a.drainProblem(), a.statusProblem()} {
 		if problem != "" {

@@ -23,7 +23,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 20) }
+func TestMain(m *testing.M) { netlab.Main(m, 21) }
 
 // run executes a command line and returns what it printed.
 func run(ctx context.Context, args ...string) (string, error) {
@@ -264,7 +264,7 @@ func TestReady(t *testing.T) {
 	}
 	shows := func(want string) {
 		t.Helper()
-		const head = "# HELP fairlead_node_ready 1 while pods of the node start as they ask for, else 0, by reason: OK, Starting, NotInstalled, Drained.\n# TYPE fairlead_node_ready gauge\n"
+		const head = "# HELP fairlead_node_ready 1 while pods of the node start as they ask for, else 0, by reason: OK, Starting, Drained, KernelUnsupported, NotInstalled.\n# TYPE fairlead_node_ready gauge\n"
 		if err := testutil.CollectAndCompare(nodeMetrics{a}, strings.NewReader(head+want+"\n")); err != nil {
 			t.Error(err)
 		}

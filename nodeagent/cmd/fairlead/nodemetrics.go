@@ -7,7 +7,7 @@ type nodeMetrics struct{ agent *agent }
 
 var (
 	nodeReadyDesc = prometheus.NewDesc("fairlead_node_ready",
-		"1 while pods of the node start as they ask for, else 0, by reason: OK, Starting, NotInstalled, Drained.", []string{"reason"}, nil)
+		"1 while pods of the node start as they ask for, else 0, by reason: OK, Starting, Drained, KernelUnsupported, NotInstalled.", []string{"reason"}, nil)
 	configUndoneDesc = prometheus.NewDesc("fairlead_cni_config_undone_total",
 		"Times that others have undone what the agent had written into the runtime's configuration.", nil, nil)
 )
