@@ -165,9 +165,31 @@ func TestAddFailsOnANamespaceThatIsNotOne(t *testing.T) {
 			wantFailure(t, w.add("web", "c1"), status.NetnsRefused, "/run/netns/c1: not a pod's network namespace")
 			delete(s.fail, verb)
 		}
-		w.space("c2").fail["find"] = sandbox.ErrNotAPods
+		w.space("c2").fail["find"] = sandbox.ErrAnothers
 		wantFailure(t, w.add("plain", "c2"), status.NetnsRefused, "not a pod's network namespace")
 		w.wantDone()
+	})
+}
+
+// A pod that does not ask for capture starts, whatever the agent can see of its namespace. It
+// is not captured either, should it ask later, until the namespace is seen.
+func TestAddOfAnUnlabelledPodThatCannotBeLookedInto(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("plain", false)
+		s := w.space("c1")
+		s.fail["find"] = sandbox.ErrNotAPods
+		if err := w.add("plain", "c1"); err != nil {
+			t.Fatal(err)
+		}
+		w.wantState("plain NotCaptured NotLabelled")
+		w.object("plain", true)
+		w.pass(10 * time.Second)
+		w.wantDone()
+		w.wantState("plain Bypassing NetworkNamespaceRefused")
+		s.set(func() { delete(s.fail, "find") })
+		w.pass(time.Minute)
+		w.wantState("plain Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-plain acked")
+		w.del("plain", "c1")
 	})
 }
 

@@ -90,8 +90,8 @@ func (p *pod) reconcile(ctx context.Context) outcome {
 }
 
 func (p *pod) towards(ctx context.Context) outcome {
-	// Our own lack of descriptors does not concern a pod that we are to leave alone.
-	if err := p.find(); err != nil && (p.decision.Capture || p.touched || errors.Is(err, sandbox.ErrNotAPods)) {
+	// That we cannot look does not concern a pod that we are to leave alone.
+	if err := p.find(); err != nil && (p.decision.Capture || p.touched || errors.Is(err, sandbox.ErrAnothers)) {
 		p.keep()
 		return p.notOpened(err)
 	}
@@ -223,10 +223,14 @@ func (p *pod) culprit() string {
 
 // notOpened is the outcome for a namespace that cannot be looked into.
 func (p *pod) notOpened(err error) outcome {
-	if errors.Is(err, sandbox.ErrNotAPods) {
-		return outcome{state: status.Pending, reason: status.NetnsRefused, message: err.Error()}
+	if !errors.Is(err, sandbox.ErrNotAPods) {
+		return p.refused(err)
 	}
-	return p.refused(err)
+	out := outcome{state: status.Pending, reason: status.NetnsRefused, message: err.Error()}
+	if p.adding == nil && p.decision.Capture && !p.found { // it started without, and asks now
+		out.state = status.Bypassing
+	}
+	return out
 }
 
 // letGo lets go of all that holds the namespace.

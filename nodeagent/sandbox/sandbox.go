@@ -13,6 +13,8 @@
 //   - The runtime names a path that is no network namespace, is gone, or is the
 //     node's own: refused, before anything is written into it.
 //   - A namespace is a connected proxy's: refused too.
+//   - The directory that the runtime names is not mounted for the agent: the path is
+//     followed as the node's first process would follow it, links and all.
 //   - The namespace at a path is gone, or another one took its place: [Place.Gone]
 //     says so, and [Finder.Open] refuses it.
 //   - The cache names namespaces from before the boot, of sandboxes that are over, or
@@ -40,6 +42,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -57,6 +60,9 @@ const SourceADD = "CNI ADD"
 // means of looking at it.
 var ErrNotAPods = errors.New("not a pod's network namespace")
 
+// ErrAnothers is an ErrNotAPods: the namespace is the node's own, or a proxy's.
+var ErrAnothers = fmt.Errorf("%w", ErrNotAPods)
+
 // A Place is where a pod's network namespace is.
 type Place struct {
 	Path   string
@@ -70,6 +76,7 @@ type Place struct {
 	Born time.Time
 
 	dev, ino uint64
+	node     string // the root in which Path is to be followed; empty: ours
 }
 
 // A Finder finds and opens pods' network namespaces. Its fields are not changed once
@@ -130,14 +137,13 @@ func (f *Finder) refused() (map[netns.ID]string, error) {
 
 // Told returns the Place that the runtime has named in a CNI ADD.
 func (f *Finder) Told(path string) (Place, error) {
-	p := Place{Path: path, Source: SourceADD}
-	h, err := f.open(path)
+	h, node, err := f.open(path)
 	if err != nil {
 		return Place{}, err
 	}
-	p.ID = h.ID()
-	p.dev, p.ino, err = inodeAt(path)
-	return p, errors.Join(err, h.Close())
+	var stat unix.Stat_t
+	err = errors.Join(h.File(func(file *os.File) error { return unix.Fstat(int(file.Fd()), &stat) }), h.Close())
+	return Place{Path: path, Source: SourceADD, ID: h.ID(), dev: stat.Dev, ino: stat.Ino, node: node}, err
 }
 
 // Attached returns the namespaces of all sandboxes that libcni's cache has: where one is
@@ -169,7 +175,7 @@ func (f *Finder) Attached(ctx context.Context) (places []Place, unread []error, 
 
 // Open opens the namespace at p, if it still is the one that was found there.
 func (f *Finder) Open(p Place) (*netns.Handle, error) {
-	h, err := f.open(p.Path)
+	h, _, err := f.open(p.Path)
 	if err != nil {
 		return nil, err
 	}
@@ -179,25 +185,24 @@ func (f *Finder) Open(p Place) (*netns.Handle, error) {
 	return h, nil
 }
 
-func (f *Finder) open(path string) (*netns.Handle, error) {
-	h, err := netns.Open(path)
-	if err != nil {
-		return nil, notAPods(err)
+func (f *Finder) open(path string) (h *netns.Handle, node string, err error) {
+	if h, node, err = f.reach(path); err != nil {
+		return nil, "", notAPods(err)
 	}
 	refused, err := f.refused()
 	if err != nil {
-		return nil, errors.Join(err, h.Close())
+		return nil, "", errors.Join(err, h.Close())
 	}
 	if whose, is := refused[h.ID()]; is {
-		return nil, errors.Join(fmt.Errorf("%s: %w: it is %s (%s)", path, ErrNotAPods, whose, h.ID()), h.Close())
+		return nil, "", errors.Join(fmt.Errorf("%s: %w: it is %s (%s)", path, ErrAnothers, whose, h.ID()), h.Close())
 	}
-	return h, nil
+	return h, node, nil
 }
 
 // notAPods makes an ErrNotAPods of a failure to open a namespace, unless it says
 // nothing about the namespace.
 func notAPods(err error) error {
-	if exhausted(err) {
+	if unsaid(err) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrNotAPods, err)
@@ -210,11 +215,19 @@ func exhausted(err error) bool {
 }
 
 // Gone reports whether the path no longer leads to the namespace that was found
-// there. It costs one system call: while the namespace is held its inode number
+// there. In our root it costs one system call: while the namespace is held its inode number
 // is not given to another, and the path of one that is not held is opened, and
 // compared by its ID, before it is used. No other file system has the device's number.
 func (p Place) Gone() bool {
 	var stat unix.Stat_t
+	if p.node != "" {
+		file, err := openWithin(p.node, p.Path, unix.O_PATH)
+		if err != nil {
+			return !unsaid(err)
+		}
+		err = errors.Join(unix.Fstat(int(file.Fd()), &stat), file.Close())
+		return err != nil || stat.Dev != p.dev || stat.Ino != p.ino
+	}
 	err := unix.Stat(p.Path, &stat)
 	return err != nil || stat.Dev != p.dev || stat.Ino != p.ino
 }

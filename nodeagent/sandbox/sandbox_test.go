@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/sandbox"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 17) }
+func TestMain(m *testing.M) { netlab.Main(m, 20) }
 
 func finder(t testing.TB) *sandbox.Finder {
 	t.Helper()

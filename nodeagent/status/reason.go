@@ -44,7 +44,7 @@ var remedies = map[Reason]string{
 	SandboxUnknown:       "restart the pod, so that the runtime makes it a new sandbox and tells the agent",
 	ObjectGone:           "delete the pod at the runtime, or put its object (or manifest) back",
 	NetnsUnknown:         "if the pod runs, restart it: it started before the agent, or while fairlead-cni was not in the runtime's configuration; if it has not started yet, there is nothing to do",
-	NetnsRefused:         "look at what the runtime gave as CNI_NETNS; a pod needs a network namespace of its own",
+	NetnsRefused:         "look at what the runtime gave as CNI_NETNS: a pod needs a network namespace of its own, and the agent the directory that it is in (chart value cniNetnsDir)",
 	NoProxy:              "start the node proxy (ztunnel) on this node, and see that it dials the agent's proxy socket",
 	NoAnswer:             "look at the node proxy's log; restart it if it hangs",
 	ProxyRefused:         "mend what the proxy's own words name (a port that is taken, an address that is missing); it is tried again by itself",
