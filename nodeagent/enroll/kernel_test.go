@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 19) }
+func TestMain(m *testing.M) { netlab.Main(m, 21) }
 
 // opener returns an Opener whose Watcher runs.
 func opener(t *testing.T) Opener {
@@ -52,8 +52,13 @@ func openPod(t *testing.T) (*netlab.NS, Kernel) {
 func openWatched(t *testing.T, changed func(by string)) (*netlab.NS, Kernel) {
 	t.Helper()
 	pod := netlab.NewNS(t, "pod")
+	return pod, openAt(t, pod.Path, changed)
+}
+
+func openAt(t *testing.T, path string, changed func(by string)) Kernel {
+	t.Helper()
 	o := opener(t)
-	place, err := o.Finder.Told(pod.Path)
+	place, err := o.Finder.Told(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +71,7 @@ func openWatched(t *testing.T, changed func(by string)) (*netlab.NS, Kernel) {
 			t.Error(err)
 		}
 	})
-	return pod, k
+	return k
 }
 
 // kernelText is all of ours that can be in a namespace.
