@@ -36,7 +36,8 @@
 //     one in which ours would come first): refused by name, since every ADD of the node would
 //     fail, or be done twice.
 //   - A file that the runtime takes instead of ours, a runtime that reads other
-//     directories, more than one list, or a list of another name: named.
+//     directories, more than one list, or a list of another name: named. What it reads is
+//     looked up in the configuration that its process was told to read, if it is seen.
 //   - A runtime, or a plugin of the primary's, for which the version of our list is not to
 //     be raised ([StatusAlways]), since every ADD would fail: they are asked first, it stays
 //     as it is, and who stands against it is named. One that does not answer is not waited

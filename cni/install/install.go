@@ -32,11 +32,13 @@ type Config struct {
 
 	Mode Mode // how the runtime is made to execute it
 
-	// RuntimeConfigs are files of the runtime's own configuration, and directories of
+	// RuntimeConfigs are usual files of the runtime's own configuration, and directories of
 	// them, by which it is checked what the runtime uses. What is not there or cannot be
-	// read is passed over.
+	// read is passed over. A runtime that was told to read others is checked by those instead,
+	// as long as this is not empty: then nothing is checked.
 	RuntimeConfigs []string
-	// Proc is where the runtime's process is seen, which says whether it knows mode dropin.
+	// Proc is where the runtime's process is seen, which says what it was told to read, and
+	// whether it knows mode dropin.
 	Proc string
 
 	// AgentSocket and AllowWithoutAgent stand in our entry of the list; the socket's
@@ -74,6 +76,7 @@ type Installer struct {
 	unnamed  bool       // and nothing of the runtime's names our plugin any more
 	fight    fight
 	loader   loader
+	judged   verdict // the last
 	programs programs
 
 	mu    sync.Mutex

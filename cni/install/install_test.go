@@ -208,7 +208,7 @@ func TestPrimaryChanges(t *testing.T) {
 	close(p.ready)
 	p.run()
 	p.becomes(binaryThere + "primary \"\", problem there is no primary network configuration in /net.d, waiting for it: install the node's CNI plugin " +
-		"(Calico, Cilium, kindnet, ...), or give the directory that the runtime uses as install.cniConfDir\n")
+		"(Calico, Cilium, kindnet, ...), or give the directory that the runtime uses as install.cniConfDir (in the chart cniConfDir, or global.platform)\n")
 	primary := filepath.Join(p.conf, "10-net.conflist")
 
 	t.Log("written in place")

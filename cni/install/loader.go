@@ -14,8 +14,9 @@ import (
 // runtimeNames are the processes that load the runtime's network configurations.
 var runtimeNames = []string{"containerd", "crio", "k3s-server", "k3s-agent", "cri-dockerd"}
 
-// A loader knows which version of libcni the runtime has: every Go program says what it
-// is made of. One that has been looked at is not looked at again.
+// A loader knows the runtime's processes: which version of libcni each has, for every Go
+// program says what it is made of, and what it was told to read. One that has been looked at is
+// not looked at again.
 type loader struct {
 	running []process
 	last    []process // those that ran when any did
@@ -25,7 +26,9 @@ type loader struct {
 type process struct {
 	exe     string // as /proc has it
 	name    string
-	version string // of libcni
+	version string   // of libcni
+	root    string   // directory
+	told    []string // to read; see toldTo
 }
 
 // passesOver says why the runtime would not load a drop-in; nil if it would, or if that
@@ -98,7 +101,7 @@ func (l *loader) find(proc string) {
 				if module.Replace != nil {
 					module = module.Replace
 				}
-				l.running = append(l.running, process{exe, name, module.Version})
+				l.running = append(l.running, process{exe, name, module.Version, filepath.Join(dir, "root"), toldTo(dir, name)})
 			}
 		}
 	}

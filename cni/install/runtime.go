@@ -16,6 +16,7 @@ import (
 type runtime struct {
 	name    string
 	files   []string // that say it
+	root    string   // of the process that reads them; empty: as ours
 	confDir string
 	binDirs []string
 	lists   int64  // how many it loads; 0 is all there are
@@ -26,28 +27,62 @@ type runtime struct {
 // configuration to version 3.
 var criPlugins = []string{"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
 
-// readRuntimes reads what there is of the files, and of those in directories; later
-// ones go before earlier ones, as runtimes have it.
-func readRuntimes(paths []string) []runtime {
-	containerd := runtime{name: "containerd", confDir: "/etc/cni/net.d", binDirs: []string{"/opt/cni/bin"}, lists: 1}
-	crio := runtime{name: "CRI-O", confDir: "/etc/cni/net.d", binDirs: []string{"/opt/cni/bin"}, lists: 1}
-	without := false // containerd serves another than Kubernetes
-	for _, path := range runtimeFiles(paths) {
-		text, err := read(path)
-		var file map[string]any
-		if err != nil || toml.Unmarshal(text, &file) != nil {
-			continue
+// A tomlFile is one of a runtime's configuration, by the path that its reader has for it.
+type tomlFile struct {
+	path    string
+	content map[string]any // none if it cannot be read
+}
+
+func readTOML(root, path string) tomlFile {
+	file := tomlFile{path: path}
+	if err := inside(root, path, func(here string) error {
+		text, err := read(here)
+		if err != nil {
+			return err
 		}
-		if network, ok := file["crio"].(map[string]any); ok {
-			crio.files = append(crio.files, path)
+		return toml.Unmarshal(text, &file.content)
+	}); err != nil {
+		file.content = nil
+	}
+	return file
+}
+
+// runtimes are those that run, by the configuration that each was told to read; and, if one of
+// them may read another or none of theirs can be read, those whose usual files are there.
+func (i *Installer) runtimes() []runtime {
+	var all []runtime
+	usual := false
+	for _, p := range i.loader.running {
+		all = append(all, readRuntimes(p.root, p.configs())...)
+		usual = usual || p.told == nil && !strings.HasPrefix(p.name, "k3s-") // which have containerd as a process
+	}
+	if !usual && len(all) > 0 {
+		return all
+	}
+	var files []tomlFile
+	for _, path := range runtimeFiles(i.config.RuntimeConfigs) {
+		files = append(files, readTOML("", path))
+	}
+	return append(all, readRuntimes("", files)...)
+}
+
+// readRuntimes reads files of one root directory; later ones go before earlier ones, as
+// runtimes have it.
+func readRuntimes(root string, files []tomlFile) []runtime {
+	containerd := runtime{name: "containerd", root: root, confDir: "/etc/cni/net.d", binDirs: []string{"/opt/cni/bin"}, lists: 1}
+	crio := runtime{name: "CRI-O", root: root, confDir: "/etc/cni/net.d", binDirs: []string{"/opt/cni/bin"}, lists: 1}
+	without := false // containerd serves another than Kubernetes
+	for _, file := range files {
+		if network, ok := file.content["crio"].(map[string]any); ok {
+			crio.files = append(crio.files, file.path)
 			crio.readCRIO(table(network, "network"))
 		}
-		if file["version"] != nil || file["plugins"] != nil || file["disabled_plugins"] != nil {
-			containerd.files = append(containerd.files, path)
-			disabled := words(file["disabled_plugins"])
+		if file.content["version"] != nil || file.content["plugins"] != nil || file.content["disabled_plugins"] != nil {
+			containerd.files = append(containerd.files, file.path)
+			disabled := words(file.content["disabled_plugins"])
 			for _, name := range criPlugins {
 				without = without || slices.Contains(disabled, name)
-				containerd.readContainerd(table(file, "plugins", name, "cni"))
+				containerd.readContainerd(table(file.content, "plugins", name, "cni"))
 			}
 		}
 	}
@@ -137,28 +172,36 @@ type verdict struct {
 	harmful error
 }
 
-// judge looks for the runtime that fits best: there may be files of one that does not
-// run.
+// judge looks for the runtime that fits best: there may be others, and files of one that does
+// not run. While it is started again, it is as it was.
 func (i *Installer) judge() verdict {
+	if len(i.config.RuntimeConfigs) == 0 {
+		return verdict{}
+	}
+	i.loader.find(i.config.Proc)
+	if len(i.loader.running) == 0 && len(i.loader.last) > 0 {
+		return i.judged
+	}
 	var best verdict
 	f, _ := survey(i.config.ConfDir) // without a primary nothing is compared with it
-	for n, r := range readRuntimes(i.config.RuntimeConfigs) {
+	for n, r := range i.runtimes() {
 		v := r.judge(i.config, f.list)
 		if n == 0 || v.differs == nil && best.differs != nil {
 			best = v
 		}
 	}
+	i.judged = best
 	return best
 }
 
 func (r runtime) judge(c Config, primary *list) verdict {
 	v := verdict{runtime: fmt.Sprintf("%s (%s)", r.name, strings.Join(r.files, ", "))}
 	var errs []error
-	if !samePath(r.confDir, c.ConfDir) {
-		errs = append(errs, fmt.Errorf("%s reads network configurations from %s, and install.cniConfDir is %s: give the runtime's", v.runtime, r.confDir, c.ConfDir))
+	if !r.samePath(r.confDir, c.ConfDir) {
+		errs = append(errs, fmt.Errorf("%s reads network configurations from %s, and install.cniConfDir is %s: give the runtime's (in the chart cniConfDir, or global.platform)", v.runtime, r.confDir, c.ConfDir))
 	}
-	if !slices.ContainsFunc(r.binDirs, func(dir string) bool { return samePath(dir, c.BinDir) }) {
-		errs = append(errs, fmt.Errorf("%s looks for plugins in %s, and install.cniBinDir is %s: give the runtime's", v.runtime, strings.Join(r.binDirs, ", "), c.BinDir))
+	if !slices.ContainsFunc(r.binDirs, func(dir string) bool { return r.samePath(dir, c.BinDir) }) {
+		errs = append(errs, fmt.Errorf("%s looks for plugins in %s, and install.cniBinDir is %s: give the runtime's (in the chart cniBinDir, or global.platform)", v.runtime, strings.Join(r.binDirs, ", "), c.BinDir))
 	}
 	if r.network != "" && primary != nil && primary.name != r.network {
 		errs = append(errs, fmt.Errorf("%s uses the network %s (cni_default_network), and the primary network configuration, %s, is named %q: have both say the same",
@@ -172,13 +215,18 @@ func (r runtime) judge(c Config, primary *list) verdict {
 	return v
 }
 
-// samePath says whether two paths are of one directory, or whether that cannot be
-// told: the runtime fills in a variable.
-func samePath(theirs, ours string) bool {
+// samePath says whether a path of the runtime's and one of ours are of one directory, or whether
+// that cannot be told: the runtime fills in a variable.
+func (r runtime) samePath(theirs, ours string) bool {
 	if strings.Contains(theirs, "$") || filepath.Clean(theirs) == filepath.Clean(ours) {
 		return true
 	}
-	a, errA := os.Stat(theirs)
-	b, errB := os.Stat(ours)
-	return errA == nil && errB == nil && os.SameFile(a, b)
+	same := false
+	_ = inside(r.root, theirs, func(here string) error { // what is not there is not the same
+		a, errA := os.Stat(here)
+		b, errB := os.Stat(ours)
+		same = errA == nil && errB == nil && os.SameFile(a, b)
+		return nil
+	})
+	return same
 }

@@ -32,8 +32,8 @@ func TestRuntime(t *testing.T) {
 		"CRI-O":            {files: map[string]string{"crio.conf": crio}, used: oneCRIO},
 		"CRI-O's old way":  {files: map[string]string{"crio.conf": "[crio.network]\nnetwork_dir = 'CONF'\nplugin_dir = 'BIN'\n"}, used: oneCRIO},
 		"the defaults": {files: map[string]string{"a.toml": "version = 3\n"}, used: one,
-			want: "containerd (DIR/a.toml) reads network configurations from /etc/cni/net.d, and install.cniConfDir is CONF: give the runtime's\n" +
-				"containerd (DIR/a.toml) looks for plugins in /opt/cni/bin, and install.cniBinDir is BIN: give the runtime's"},
+			want: "containerd (DIR/a.toml) reads network configurations from /etc/cni/net.d, and install.cniConfDir is CONF: give the runtime's (in the chart cniConfDir, or global.platform)\n" +
+				"containerd (DIR/a.toml) looks for plugins in /opt/cni/bin, and install.cniBinDir is BIN: give the runtime's (in the chart cniBinDir, or global.platform)"},
 		"another directory": {files: map[string]string{"a.toml": strings.ReplaceAll(v3, "CONF", "/else")}, used: one,
 			want: "reads network configurations from /else/, and install.cniConfDir is CONF"},
 		"CRI-O's other":   {files: map[string]string{"crio.conf": strings.ReplaceAll(crio, "BIN", "/else")}, used: oneCRIO, want: "looks for plugins in /else, and"},

@@ -46,7 +46,7 @@ func survey(dir string) (*found, error) {
 	}
 	f.primary = ""
 	return f, fmt.Errorf("there is no primary network configuration in %s, waiting for it: install the node's CNI plugin (Calico, Cilium, kindnet, ...), "+
-		"or give the directory that the runtime uses as install.cniConfDir", dir)
+		"or give the directory that the runtime uses as install.cniConfDir (in the chart cniConfDir, or global.platform)", dir)
 }
 
 // configs are the names of configurations, but for our list's, in the order of names as

@@ -23,9 +23,10 @@ type Install struct {
 	// file in the directory of plugins of the primary's network, where only runtimes with
 	// libcni 1.3 or later look.
 	Mode install.Mode `json:"mode"`
-	// RuntimeConfigs are the configuration files of containerd or CRI-O, and directories of
-	// them, where the agent sees them: what they say is compared with the above, which
-	// then have to be the node's own paths. What is not there is passed over.
+	// RuntimeConfigs are the usual configuration files of containerd or CRI-O, and directories
+	// of them, where the agent sees them: what they say is compared with the above, which
+	// then have to be the node's own paths. What is not there is passed over. A runtime that was
+	// told on its command line to read others is compared by those. Left empty, nothing is compared.
 	RuntimeConfigs []string `json:"runtimeConfigs,omitempty"`
 	// Plugin is the binary that is installed; left out, it is the one beside the agent's
 	// own.
