@@ -1,6 +1,7 @@
 package install
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -63,6 +64,38 @@ func TestRemoveAll(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(p.bin); err != nil || len(entries) != 0 {
 		t.Errorf("of binaries there are %v (%v)", entries, err)
+	}
+}
+
+// A removal is held back until it disturbs nobody, too: nothing of ours goes before, and ADDs
+// are resumed when all of it has gone; or when it has failed.
+func TestRemoveIsHeld(t *testing.T) {
+	for mode, all := range map[Mode]string{Owned: installed, Chained: chainedAll, DropIn: dropInAll} {
+		t.Run(string(mode), func(t *testing.T) {
+			p := newPlace(t).in(mode)
+			p.primary("10-net.conflist", bridgeList)
+			close(p.ready)
+			p.look(t.Context())
+			steps := ""
+			p.config.Hold = func(ctx context.Context) func() {
+				if _, bounded := ctx.Deadline(); !bounded {
+					t.Error("the wait has no end")
+				}
+				steps += "held: " + p.tree()
+				return func() { steps += "resumed: " + p.tree() }
+			}
+			if err := p.Remove(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if diff := cmp.Diff("held: "+all+"resumed: "+goneAll, steps); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+			steps = ""
+			p.primary("30-broken.conflist", `"fairlead-cni"`)
+			if err := p.Remove(t.Context()); err == nil || strings.Count(steps, "resumed: ") != 1 {
+				t.Errorf("of a removal that fails: %v, after\n%s", err, steps)
+			}
+		})
 	}
 }
 
