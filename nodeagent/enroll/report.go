@@ -38,30 +38,63 @@ func (r *Reconciler) reports() []status.Pod {
 	still := map[string]early{}
 	for _, object := range objects {
 		name := object.Namespace + "/" + object.Name
+		known, waits := r.early[name]
 		if slices.ContainsFunc(told[name], object.Is) {
+			if waits { // its ADD is under way
+				still[name] = known
+			}
 			continue
 		}
-		known := r.early[name]
-		if known.since.IsZero() {
-			known.since = time.Now()
+		if !object.Is(known.uid) {
+			known = early{uid: object.RuntimeUID()}
 		}
+		pod := r.untold(object, known)
+		if pod.State != known.state {
+			known.state, known.since = pod.State, time.Now()
+		}
+		pod.Since = known.since
 		still[name] = known
-		pods = append(pods, r.untold(object, known))
+		pods = append(pods, pod)
 	}
 	r.early = still
 	return pods
 }
 
-// early is what is known of a pod of the source that has no sandbox, as far as we
-// were told.
+// early is what is known of a pod that has not started, as far as we were told: each
+// ADD of it that fails is over, and its wait goes on.
 type early struct {
-	since   time.Time
-	failure *Failure // of its last ADD
+	uid     string // as the runtime knows it; empty: it has not said
+	state   status.State
+	since   time.Time // it is in state
+	tried   time.Time // when its last ADD came
+	failure *Failure  // of its last ADD
+}
+
+// tried returns what is known of a pod that c is another try to start. However often the
+// runtime tries, and whatever is in the way each time, it is one wait. r.mu is held.
+func (r *Reconciler) tried(c *call) early {
+	name := c.attachment.Namespace + "/" + c.attachment.Name
+	known := r.early[name]
+	if known.uid != c.attachment.UID || known.state != status.Pending {
+		known = early{uid: c.attachment.UID, state: status.Pending, since: c.came}
+	}
+	known.tried = c.came
+	r.early[name] = known
+	return known
+}
+
+// started ends a pod's wait. r.mu is held.
+func (r *Reconciler) started(name, uid string) {
+	if known := r.early[name]; known.uid == uid || known.uid == "" {
+		delete(r.early, name)
+	}
 }
 
 // failed remembers why a pod's last ADD failed. r.mu is held.
 func (r *Reconciler) failed(c *call, f *Failure) {
-	r.early[c.attachment.Namespace+"/"+c.attachment.Name] = early{time.Now(), f}
+	known := r.tried(c)
+	known.failure = f
+	r.early[c.attachment.Namespace+"/"+c.attachment.Name] = known
 	r.config.Logger.Warn("a pod does not start", "pod", c.attachment.Namespace+"/"+c.attachment.Name, "reason", f.Reason, "error", f.Message)
 }
 
@@ -79,7 +112,7 @@ func (r *Reconciler) untold(object intent.Pod, known early) status.Pod {
 		Rules:      status.Rules{State: rules},
 		Annotation: status.Unknown,
 		State:      uncaptured(d), Reason: status.Reason(d.Reason), Message: d.Message,
-		Since: known.since, Remedy: status.Reason(d.Reason).Remedy(),
+		Tried: known.tried, Remedy: status.Reason(d.Reason).Remedy(),
 	}
 	switch {
 	case !ok:
@@ -117,9 +150,6 @@ func (p *pod) publish(out outcome) {
 		p.report = status.Pod{}
 		return
 	}
-	if p.adding == nil { // an ADD that has just failed leaves its reason
-		delete(p.r.early, p.name())
-	}
 	now := status.Pod{
 		Namespace: p.attachment.Namespace, Name: p.attachment.Name, UID: p.uid,
 		Intent:         intentOf(p.decision),
@@ -136,6 +166,12 @@ func (p *pod) publish(out outcome) {
 	}
 	if before.State == now.State && before.Reason == now.Reason {
 		now.Since = before.Since
+	}
+	if p.adding == nil {
+		p.r.started(p.name(), p.uid)
+	} else {
+		known := p.r.tried(p.adding)
+		now.Since, now.Tried = known.since, known.tried
 	}
 	if p.logged != "" && (now.State == status.Captured || now.State == status.NotCaptured) {
 		p.logged = ""

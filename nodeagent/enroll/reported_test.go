@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
+	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
@@ -47,5 +49,76 @@ func TestReported(t *testing.T) {
 		wantTold("shop/web uid-web NotCaptured NotLabelled")
 		w.del("web", "c1")
 		wantTold()
+	})
+}
+
+// The kubelet tries to start a pod every 12 s or so. That is one wait, whatever is in the
+// way each time and whenever it is asked for, and for over a minute it calls for attention.
+func TestAPodThatDoesNotStartCallsForAttention(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.object("web", true)
+		w.r.Report()
+		began, tried := time.Now(), time.Time{}
+		web := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			pods := w.r.Report()
+			p := pods[0]
+			got := fmt.Sprintf("%s %s, since %s, tried %s", p.State, p.Reason, p.Since.Sub(began), p.Tried.Sub(tried))
+			code := status.ExitOK
+			if time.Since(began) > time.Minute {
+				code = status.ExitAttention
+			}
+			want += ", since 0s, tried 0s"
+			if exit := status.ExitCode(pods, time.Now()); got != want || exit != code {
+				t.Errorf("after %s: %s, exit code %d; want %s, exit code %d", time.Since(began), got, exit, want, code)
+			}
+		}
+		for try := range 10 { // in two minutes
+			w.proxySays([]proxylink.State{proxylink.NoProxy, proxylink.Waiting}[try%2], "")
+			reason := []status.Reason{status.NoProxy, status.NoAnswer}[try%2]
+			tried = time.Now()
+			answer := w.addLater(w.t.Context(), "web", fmt.Sprint("c", try))
+			web(fmt.Sprintf("Pending %s", reason))
+			wantFailure(t, <-answer, reason, "")
+			w.del("web", fmt.Sprint("c", try))
+			w.pass(7 * time.Second)
+			web(fmt.Sprintf("Pending %s", reason))
+		}
+		// One that succeeds ends the wait, and so does the pod's end.
+		w.proxySays(proxylink.Acked, "")
+		if err := w.add("web", "c"); err != nil {
+			t.Fatal(err)
+		}
+		if p := w.r.Report()[0]; p.State != status.Captured || !p.Since.Equal(time.Now()) || !p.Tried.IsZero() || len(w.r.early) != 0 {
+			t.Errorf("started: %s since %s, tried %s; of %d pods it is known that they wait", p.State, p.Since, p.Tried, len(w.r.early))
+		}
+		w.del("web", "c")
+		w.proxySays(proxylink.NoProxy, "")
+		tried = time.Now()
+		wantFailure(t, w.add("web", "d"), status.NoProxy, "")
+		began = tried
+		web("Pending NoProxy")
+		w.forget("web")
+		if pods := w.r.Report(); len(pods) != 0 || len(w.r.early) != 0 {
+			t.Errorf("of a pod that is gone is left: %v, %v", pods, w.r.early)
+		}
+	})
+}
+
+// A pod that takes the name of another has a wait of its own.
+func TestAnotherPodOfTheNameWaitsAnew(t *testing.T) {
+	inWorld(t, func(w *world) {
+		is := func(uid string) {
+			w.object("web", true, func(p *intent.Pod) { p.UID = uid })
+		}
+		is("uid-web")
+		w.proxySays(proxylink.NoProxy, "")
+		wantFailure(t, w.add("web", "c1"), status.NoProxy, "")
+		w.pass(time.Hour)
+		is("uid-other")
+		if p := w.r.Report()[0]; p.Reason != status.NetnsUnknown || !p.Since.Equal(time.Now()) || !p.Tried.IsZero() {
+			t.Errorf("%s, since %s, tried %s", p.Reason, p.Since, p.Tried)
+		}
 	})
 }

@@ -110,14 +110,20 @@ func TestEventBytes(t *testing.T) {
 // Each start that fails is one more of the series.
 func TestFailedStartsAreCounted(t *testing.T) {
 	inNode(t, func(n *node) {
+		began := time.Now()
+		tried := func() func(*status.Pod) {
+			now := time.Now()
+			return func(p *status.Pod) { p.Since, p.Tried = began, now } // all of it is one wait
+		}
 		for range 3 {
-			n.is("web", status.Pending, status.Capturing)
+			try := tried()
+			n.is("web", status.Pending, status.NoProxy, try)
 			n.pass(5 * time.Second)
-			n.is("web", status.Pending, status.NoProxy, untold)
+			n.is("web", status.Pending, status.NoProxy, untold, try)
 			n.pass(12 * time.Second)
 		}
 		// The next one failed at once.
-		n.is("web", status.Pending, status.NoProxy, untold)
+		n.is("web", status.Pending, status.NoProxy, untold, tried())
 		n.pass(12 * time.Second)
 		n.wantRecorded(remarked(status.Pending, status.NoProxy) + " (4 times)")
 	})

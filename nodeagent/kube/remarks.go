@@ -45,12 +45,16 @@ func remarks(p *pod, f fact, now time.Time) (all []remark, told string, again ti
 	}
 	told = fmt.Sprint(f.pod.State, f.pod.Reason)
 	if f.pod.State == status.Pending && !f.pod.Netns.Known {
-		told += fmt.Sprint(f.pod.Since) // each start that failed is one more
+		told += fmt.Sprint(f.pod.Tried) // each start that failed is one more
 	}
 	if told == f.told {
 		return nil, told, 0
 	}
-	if left := delay - now.Sub(f.pod.Since); left > 0 {
+	since := f.pod.Since
+	if f.pod.Tried.After(since) {
+		since = f.pod.Tried
+	}
+	if left := delay - now.Sub(since); left > 0 {
 		return nil, f.told, left
 	}
 	text := note("%s: %s", f.pod.State, f.pod.Message)

@@ -69,6 +69,7 @@ type Pod struct {
 	Reason  Reason    `json:"reason"`
 	Message string    `json:"message,omitempty"`
 	Since   time.Time `json:"since"`
+	Tried   time.Time `json:"tried,omitzero"` // when the runtime last tried to start it, if it has not started
 	Remedy  string    `json:"remedy,omitempty"`
 }
 
