@@ -63,7 +63,10 @@ func (p *pod) capture(ctx context.Context) outcome {
 		return out
 	}
 	if p.older && p.adding == nil {
-		out = p.pair(ctx, out)
+		paired := p.pair(ctx, out)
+		if out.reason == status.OK || paired.state != status.Captured { // a refusal holds the node's rollout up, and is said first
+			out = paired
+		}
 	}
 	if probes != nil && out.state == status.Captured {
 		return p.refused(probes)
@@ -233,8 +236,8 @@ func (p *pod) nacked(ctx context.Context, verdict proxylink.Verdict) (bool, outc
 	acked := func(a proxylink.Ack) bool { return a.State == proxylink.Acked }
 	if p.adding == nil && slices.ContainsFunc(verdict.Acks, acked) {
 		served, out := p.listening(ctx)
-		if out.message == "" {
-			out.message = p.refusal + "; another proxy serves it"
+		if out.state == status.Captured && out.reason == status.OK {
+			out.reason, out.message = status.NewProxyRefused, p.refusal+"; another proxy serves it"
 		}
 		return served, out
 	}

@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/fairlead-mesh/fairlead/nodeagent/proxylink"
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
@@ -48,14 +50,49 @@ func TestRefusalOutsideAnAddIsRetriedForEver(t *testing.T) {
 	})
 }
 
-// Two proxies: the newest refuses, the older serves. The pod is not withdrawn.
+// Two proxies: the newest refuses, the older serves. The pod is not withdrawn, and it is
+// said of it, since the newest is not ready meanwhile.
 func TestRefusalByOneOfTwo(t *testing.T) {
-	captured(t, func(w *world, _ *space) {
-		two := &twoProxies{world: w}
-		w.r.config.Proxies = two
+	captured(t, func(w *world, s *space) {
+		w.r.config.Proxies = &twoProxies{world: w}
 		w.proxySays(proxylink.Nacked, "port taken")
 		w.wantDone()
-		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web nacked")
+		w.wantState("web Captured NewProxyRefused", "/run/netns/c1 has full+dns", "proxy has uid-web nacked")
+		p := w.r.Report()[0]
+		if want := "the node proxy (pid 7) refused the pod: port taken; another proxy serves it"; p.Message != want || p.Remedy == "" {
+			t.Errorf("%s; remedy: %s", p.Message, p.Remedy)
+		}
+		var table strings.Builder
+		if err := status.WriteTable(&table, status.Node{}, []status.Pod{p}, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if note := "\nshop/web is Captured (NewProxyRefused)\n  " + p.Message + "\n  remedy: " + p.Remedy + "\n"; !strings.Contains(table.String(), note) {
+			t.Errorf("not in the table:\n%s", table.String())
+		}
+		if err := w.r.Check(w.t.Context(), sandboxOf("web", "c1")); err != nil {
+			t.Errorf("CHECK: %v", err)
+		}
+		const metric = `
+# HELP fairlead_pods Pods of the node, by state and reason.
+# TYPE fairlead_pods gauge
+fairlead_pods{reason="NewProxyRefused",state="Captured"} 1
+fairlead_pods{reason="NoProxy",state="Blocked"} 0
+fairlead_pods{reason="NoProxy",state="Bypassing"} 0
+`
+		if err := testutil.CollectAndCompare(w.r, strings.NewReader(metric)); err != nil {
+			t.Error(err)
+		}
+		// What may stand before our rules is said when that is over.
+		s.set(func() { s.foreign = []string{"chain ip evil/out: before ours"} })
+		w.pass(10 * time.Second)
+		w.wantState("web Captured NewProxyRefused", "/run/netns/c1 has full+dns", "proxy has uid-web nacked")
+		// That neither serves it is worse.
+		s.set(func() { s.missing = "tcp" })
+		w.pass(10 * time.Second)
+		w.wantState("web Blocked ProxyDoesNotListen", "/run/netns/c1 has full+dns", "proxy has uid-web nacked")
+		s.set(func() { s.missing, s.foreign = "", nil })
+		w.proxySays(proxylink.Acked, "")
+		w.wantState("web Captured OK", "/run/netns/c1 has full+dns", "proxy has uid-web acked")
 	})
 }
 
@@ -70,7 +107,7 @@ func TestRefusalByOneOfTwoWhileRunning(t *testing.T) {
 		s.set(func() { s.missing = "" })
 		w.pass(listenerWatch)
 		w.wantDone("apply syn+dns", "expel")
-		w.wantState("web Captured OldConnections", "/run/netns/c1 has syn+dns", "proxy has uid-web nacked")
+		w.wantState("web Captured NewProxyRefused", "/run/netns/c1 has syn+dns", "proxy has uid-web nacked")
 	})
 }
 

@@ -44,19 +44,20 @@ func TestEvents(t *testing.T) {
 		with     []func(*status.Pod)
 		not, yes time.Duration // not yet after that, and then after that; yes 0: never
 	}{
-		"captured":             {state: status.Captured, reason: status.OK, not: time.Hour},
-		"not captured":         {state: status.NotCaptured, reason: "NotLabelled", not: time.Hour},
-		"draining":             {state: status.NotCaptured, reason: status.Draining, not: time.Hour},
-		"older connections":    {state: status.Captured, reason: status.ReasonOldConnections, with: []func(*status.Pod){old}, not: 900 * time.Millisecond, yes: time.Second},
-		"bypassing":            {state: status.Bypassing, reason: status.NoProxy, not: 900 * time.Millisecond, yes: time.Second},
-		"blocked":              {state: status.Blocked, reason: status.NoProxy, not: 900 * time.Millisecond, yes: time.Second},
-		"unsupported":          {state: status.Unsupported, reason: status.OwnNetworkStack, yes: time.Millisecond},
-		"being captured":       {state: status.Pending, reason: status.Capturing, not: time.Hour},
-		"waiting for a proxy":  {state: status.Pending, reason: status.NoProxy, not: 9 * time.Second, yes: 2 * time.Second},
-		"its start failed":     {state: status.Pending, reason: status.NoProxy, with: []func(*status.Pod){untold}, not: 900 * time.Millisecond, yes: time.Second},
-		"runs, and is unknown": {state: status.Pending, reason: status.NetnsUnknown, with: []func(*status.Pod){untold}, not: 9 * time.Second, yes: 2 * time.Second},
-		"has not been started": {stands: []func(*corev1.Pod){func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }}, state: status.Pending, reason: status.NetnsUnknown, with: []func(*status.Pod){untold}, not: time.Hour},
-		"is being deleted":     {stands: []func(*corev1.Pod){func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }}, state: status.Pending, reason: status.NetnsUnknown, with: []func(*status.Pod){untold}, not: time.Hour},
+		"captured":              {state: status.Captured, reason: status.OK, not: time.Hour},
+		"not captured":          {state: status.NotCaptured, reason: "NotLabelled", not: time.Hour},
+		"draining":              {state: status.NotCaptured, reason: status.Draining, not: time.Hour},
+		"older connections":     {state: status.Captured, reason: status.ReasonOldConnections, with: []func(*status.Pod){old}, not: 900 * time.Millisecond, yes: time.Second},
+		"refused by one of two": {state: status.Captured, reason: status.NewProxyRefused, with: []func(*status.Pod){old}, not: 900 * time.Millisecond, yes: time.Second},
+		"bypassing":             {state: status.Bypassing, reason: status.NoProxy, not: 900 * time.Millisecond, yes: time.Second},
+		"blocked":               {state: status.Blocked, reason: status.NoProxy, not: 900 * time.Millisecond, yes: time.Second},
+		"unsupported":           {state: status.Unsupported, reason: status.OwnNetworkStack, yes: time.Millisecond},
+		"being captured":        {state: status.Pending, reason: status.Capturing, not: time.Hour},
+		"waiting for a proxy":   {state: status.Pending, reason: status.NoProxy, not: 9 * time.Second, yes: 2 * time.Second},
+		"its start failed":      {state: status.Pending, reason: status.NoProxy, with: []func(*status.Pod){untold}, not: 900 * time.Millisecond, yes: time.Second},
+		"runs, and is unknown":  {state: status.Pending, reason: status.NetnsUnknown, with: []func(*status.Pod){untold}, not: 9 * time.Second, yes: 2 * time.Second},
+		"has not been started":  {stands: []func(*corev1.Pod){func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }}, state: status.Pending, reason: status.NetnsUnknown, with: []func(*status.Pod){untold}, not: time.Hour},
+		"is being deleted":      {stands: []func(*corev1.Pod){func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }}, state: status.Pending, reason: status.NetnsUnknown, with: []func(*status.Pod){untold}, not: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inNode(t, func(n *node) {

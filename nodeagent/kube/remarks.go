@@ -72,7 +72,7 @@ func worthTelling(p *pod, now status.Pod) (delay time.Duration, worth bool) {
 	case status.Unsupported:
 		return 0, true
 	case status.Captured:
-		return alarm, now.Reason == status.ReasonOldConnections
+		return alarm, now.Reason == status.ReasonOldConnections || now.Reason == status.NewProxyRefused
 	case status.Pending:
 		switch {
 		case now.Reason == status.Capturing, p.Deleting:

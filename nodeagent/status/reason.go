@@ -23,6 +23,7 @@ const (
 	NoProxy              Reason = "NoProxy"
 	NoAnswer             Reason = "ProxyDoesNotAnswer"
 	ProxyRefused         Reason = "ProxyRefused"
+	NewProxyRefused      Reason = "NewProxyRefused"
 	NoListeners          Reason = "ProxyDoesNotListen"
 	PortTaken            Reason = "ProxyPortTaken"
 	RulesFought          Reason = "RulesFought"
@@ -48,6 +49,7 @@ var remedies = map[Reason]string{
 	NoProxy:              "start the node proxy (ztunnel) on this node, and see that it dials the agent's proxy socket",
 	NoAnswer:             "look at the node proxy's log; restart it if it hangs",
 	ProxyRefused:         "mend what the proxy's own words name (a port that is taken, an address that is missing); it is tried again by itself",
+	NewProxyRefused:      "mend what the proxy's own words name (a port that is taken, an address that is missing); it tries again by itself, and its rollout waits for it",
 	NoListeners:          "look at the node proxy's log: it has acknowledged the pod, yet does not listen in it",
 	PortTaken:            "end the process that is named, or have it use another port; the proxy is asked again by itself",
 	RulesFought:          "end what changes the rules in the pod (what is named may be short-lived: look for what starts it), or take NET_ADMIN from it",
