@@ -166,6 +166,10 @@ func (p *pod) serve(ctx context.Context) (bool, outcome) {
 	case proxylink.Nacked, proxylink.Unsent:
 		return p.nacked(ctx, verdict)
 	}
+	if p.adding == nil && p.usurped(ctx, verdict.Acks) {
+		p.withdraw()
+		return p.unserved(ctx, p.squatted())
+	}
 	if !p.noDNS {
 		p.noDNSFrom = time.Time{} // the next proxy has its own time to listen for DNS
 	}
@@ -233,8 +237,7 @@ func (p *pod) nacked(ctx context.Context, verdict proxylink.Verdict) (bool, outc
 	if verdict.State == proxylink.Unsent {
 		p.refusal = fmt.Sprintf("the pod could not be sent to the node proxy (%s): %s", verdict.Proxy, verdict.Text)
 	}
-	acked := func(a proxylink.Ack) bool { return a.State == proxylink.Acked }
-	if p.adding == nil && slices.ContainsFunc(verdict.Acks, acked) {
+	if p.adding == nil && acked(verdict.Acks) {
 		served, out := p.listening(ctx)
 		if out.state == status.Captured && out.reason == status.OK {
 			out.reason, out.message = status.NewProxyRefused, p.refusal+"; another proxy serves it"
@@ -249,6 +252,22 @@ func (p *pod) nacked(ctx context.Context, verdict proxylink.Verdict) (bool, outc
 	p.retryAt = time.Now().Add(pause)
 	p.withdraw()
 	return p.unserved(ctx, outcome{reason: status.ProxyRefused, message: p.refusal, again: pause})
+}
+
+// usurped reports whether a process of the pod has taken a port of the proxy's since the
+// pod was announced, so that the next proxy could not listen. A proxy that has the pod is
+// not to lose what is left of it: one that listens beside that process may have lost its
+// connection alone, and stops what the next snapshot does not name.
+func (p *pod) usurped(ctx context.Context, acks []proxylink.Ack) bool {
+	if acked(acks) || p.listen(ctx, Changes) != nil {
+		return false
+	}
+	beside := p.listeners.Outbound || p.listeners.Inbound || p.listeners.HBONE
+	return len(p.squatters) > 0 && !beside
+}
+
+func acked(acks []proxylink.Ack) bool {
+	return slices.ContainsFunc(acks, func(a proxylink.Ack) bool { return a.State == proxylink.Acked })
 }
 
 // listening looks for the listeners of a proxy that has acknowledged the pod.

@@ -48,7 +48,7 @@
 //     again for ever, with a growing pause.
 //   - A proxy without DNS: the DNS part is left out until somebody listens there.
 //   - A process in the pod that holds a port of the proxy's: it is named, the pod is not
-//     offered to proxies, and counts as bypassing them.
+//     offered to proxies, or not any more once none has it, and counts as bypassing them.
 //   - The kernel refuses: tried again; a release whose first step fails stops there
 //     and keeps the namespace, so that the pod is not cut off.
 //   - A label that is put back while the pod is being released: the release ends
