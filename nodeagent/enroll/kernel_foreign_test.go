@@ -54,3 +54,31 @@ func TestKernelNamesWhatStandsBeforeOurs(t *testing.T) {
 		})
 	}
 }
+
+// The kernel does not count what happens in the tables of iptables-legacy: a look at everything
+// sees it, and until the next one it goes on being named.
+func TestKernelNamesTheLegacyTables(t *testing.T) {
+	netlab.Kernel(t)
+	pod, k := openPod(t)
+	if err := k.Apply(t.Context(), full()); err != nil {
+		t.Fatal(err)
+	}
+	wantForeign := func(depth Depth, want string) {
+		t.Helper()
+		drift, err := k.Check(t.Context(), full(), depth)
+		if err != nil || drift != "" {
+			t.Fatalf("%q, %v", drift, err)
+		}
+		found, err := k.Foreign(t.Context(), depth)
+		if got := strings.Join(found, "\n"); err != nil || got != want {
+			t.Errorf("depth %v: %q, %v; want %q", depth, got, err, want)
+		}
+	}
+	wantForeign(Everything, "")
+	netlab.MustRun(t, pod, "iptables-legacy", "-t", "raw", "-A", "OUTPUT", "-j", "NOTRACK")
+	netlab.MustRun(t, pod, "iptables-legacy", "-t", "nat", "-A", "OUTPUT", "-j", "ACCEPT") // stands behind ours
+	wantForeign(Everything, "iptables-legacy table ip raw: 1 entries")
+	wantForeign(Changes, "iptables-legacy table ip raw: 1 entries")
+	netlab.MustRun(t, pod, "iptables-legacy", "-t", "raw", "-F")
+	wantForeign(Everything, "")
+}

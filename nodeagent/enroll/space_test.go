@@ -27,6 +27,8 @@ type space struct {
 	foreign   []string
 	changed   func(by string)
 	looks     int              // at the listeners
+	turns     int              // how often the rules were looked at
+	closely   map[string][]int // the turns in which everything was looked at, by verb
 	fail      map[string]error // by verb
 	block     chan struct{}    // Apply hangs until it is closed
 	gate      chan struct{}    // as does to open it
@@ -43,7 +45,7 @@ func (w *world) space(container string) *space {
 func (w *world) spaceOf(container string) *space {
 	path := "/run/netns/" + container
 	if w.spaces[path] == nil {
-		w.spaces[path] = &space{w: w, path: path, fail: map[string]error{}}
+		w.spaces[path] = &space{w: w, path: path, fail: map[string]error{}, closely: map[string][]int{}}
 	}
 	return w.spaces[path]
 }
@@ -87,9 +89,18 @@ func (s *space) Apply(_ context.Context, want ruleset.Config) error {
 	return nil
 }
 
-func (s *space) Check(_ context.Context, want ruleset.Config, _ Depth) (string, error) {
+// look notes how close a look at the space is. s.w.mu is held.
+func (s *space) look(verb string, depth Depth) {
+	if depth == Everything {
+		s.closely[verb] = append(s.closely[verb], s.turns)
+	}
+}
+
+func (s *space) Check(_ context.Context, want ruleset.Config, depth Depth) (string, error) {
 	s.w.mu.Lock()
 	slow := s.slow
+	s.turns++
+	s.look("check", depth)
 	s.w.mu.Unlock()
 	<-time.After(slow) // the bubble's clock
 	s.w.mu.Lock()
@@ -142,15 +153,17 @@ func (s *space) Listeners(context.Context) (status.Listeners, error) {
 	return status.Listeners{Known: true, Outbound: tcp, Inbound: tcp, HBONE: tcp, DNS: s.missing != "dns"}, nil
 }
 
-func (s *space) Foreign(context.Context, Depth) ([]string, error) {
+func (s *space) Foreign(_ context.Context, depth Depth) ([]string, error) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
+	s.look("foreign", depth)
 	return slices.Clone(s.foreign), s.fail["foreign"]
 }
 
-func (s *space) Squatters(context.Context, Depth) ([]sockets.Squatter, error) {
+func (s *space) Squatters(_ context.Context, depth Depth) ([]sockets.Squatter, error) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
+	s.look("squatters", depth)
 	return s.squatters, s.fail["squatters"]
 }
 
