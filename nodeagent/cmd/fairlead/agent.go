@@ -217,11 +217,7 @@ func (a *agent) run(ctx context.Context) error {
 		group.Go(func() error { return a.unlessUninstalled(ctx, a.nodeWriter.Run, a.keepNodeLeft) })
 	}
 	if health != nil {
-		group.Go(func() error {
-			return metrics.Run(ctx, health, metrics.Config{
-				Gatherer: a.registry, Ready: a.ready, Live: a.reconciler.Healthy, Logger: a.logger,
-			})
-		})
+		group.Go(func() error { return metrics.Run(ctx, health, a.served()) })
 	}
 	err = group.Wait()
 	if err := errors.Join(err, a.emptyRunDir()); err != nil {
@@ -229,6 +225,11 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	a.logger.Info("agent stopped; every pod stays as it is")
 	return nil
+}
+
+// served is what the agent answers over HTTP.
+func (a *agent) served() metrics.Config {
+	return metrics.Config{Gatherer: a.registry, Ready: a.ready, Live: a.reconciler.Healthy, Logger: a.logger}
 }
 
 // podsChanged is called by the source, with the UID of a pod or for all.

@@ -139,6 +139,11 @@ func runAgent(t *testing.T, file string) (*agent, kubePods) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return runConfigured(t, c)
+}
+
+func runConfigured(t *testing.T, c config.Config) (*agent, kubePods) {
+	t.Helper()
 	a, err := newAgent(c, "", false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
