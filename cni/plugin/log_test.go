@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -48,6 +49,22 @@ func TestLogRotatesOnce(t *testing.T) {
 	}
 	if info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v", info.Mode())
+	}
+}
+
+// The plugin's own log is full at 1 MiB.
+func TestLogIsLimited(t *testing.T) {
+	for size, full := range map[int64]bool{1<<20 - 1: false, 1 << 20: true} {
+		w := newWorld(t, "ADD")
+		path := w.file.path()
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, size)); err != nil {
+			t.Fatal(err)
+		}
+		w.log.Info("line")
+		w.file.close()
+		if _, err := os.Stat(path + ".1"); (err == nil) != full {
+			t.Errorf("at %d bytes: %v; want it full: %t", size, err, full)
+		}
 	}
 }
 

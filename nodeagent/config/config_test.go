@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,10 +33,26 @@ func TestEmptyFileIsTheDefault(t *testing.T) {
 	}
 }
 
+var update = flag.Bool("update", false, "write the golden file anew")
+
+// All defaults stand in a file, for review; read, it gives them.
 func TestDefaultRoundTrips(t *testing.T) {
 	text, err := yaml.Marshal(config.Default())
 	if err != nil {
 		t.Fatal(err)
+	}
+	const file = "testdata/default.yaml"
+	if *update {
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(text)); diff != "" {
+		t.Errorf("-%s +now (go test -update writes it anew):\n%s", file, diff)
 	}
 	got, err := config.Parse(text)
 	if err != nil {
