@@ -129,7 +129,8 @@ type ProbeAddresses struct {
 
 // Waits are the bounds of what an ADD waits for: its pod's object, a proxy, and
 // the proxy's answer. Together they are bounded by what the plugin waits for the
-// agent, so each must leave room for an answer that says why.
+// agent, so each must leave room for an answer that says why. What the plugin waits
+// is fixed: 5 s for an agent, 10 s in all for the answer to ADD, 2 s for that to DEL.
 type Waits struct {
 	Pod   metav1.Duration `json:"pod"`
 	Proxy metav1.Duration `json:"proxy"`

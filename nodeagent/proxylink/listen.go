@@ -95,7 +95,7 @@ func pause(ctx context.Context) {
 func (s *Server) admit(conn *ztunnelproto.Conn) *session {
 	peer, err := conn.Peer()
 	if err == nil && !slices.Contains(s.cfg.AllowedUIDs, peer.UID) {
-		err = errors.New("its user may not: only root's processes may be proxies, unless the configuration allows others")
+		err = errors.New("its user may not: only root's processes may be proxies")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
