@@ -23,7 +23,15 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/config"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 24) }
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(dials); socket != "" {
+		if err := beProxy(socket); err != nil {
+			panic(err)
+		}
+		return
+	}
+	netlab.Main(m, 26)
+}
 
 // run executes a command line and returns what it printed.
 func run(ctx context.Context, args ...string) (string, error) {
