@@ -6,6 +6,9 @@
 // table; it looks at no other table. What of other tables can defeat ours Foreign finds. Generation costs next to nothing, and
 // tells whether either could find anything new. The nft command shows the same rules in ordinary syntax.
 //
+// Of other tables nothing is changed but what istio-cni left, by nft or by iptables-nft: it goes in the transaction by which ours
+// redirect in its stead, or in Remove's.
+//
 // The expressions are google/nftables'; the connection is nlconn's. The library gives up which message a transaction failed at, has
 // no call for the ruleset's number, and takes what any process in the pod's namespace sends to the socket for the kernel's word.
 //
@@ -17,6 +20,8 @@
 //     reports it, Apply replaces it.
 //   - A chain of the app's that stands before ours, or keeps packets from connection tracking: Foreign names it, in a form that
 //     is fit to print. What an app does by iptables as usual comes behind ours, and is not named.
+//   - Something that istio-cni left and that cannot be deleted: ours is put in place, or removed, even so. Foreign names it, and the
+//     rules by which istio-cni keeps a pod without a network while it works.
 //   - A process in the pod that changes the ruleset in a loop: three attempts and 50 ms, then the table counts as drifted. Or
 //     that fills the table, or others, with a million rules: reading is cut short, and says so.
 //   - A process in the pod that sends to our socket: the kernel refuses it.

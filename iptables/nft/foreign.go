@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -17,8 +16,9 @@ import (
 
 // Foreign is something of somebody else's that can keep packets from our rules, or that istio-cni has left.
 type Foreign struct {
-	What string // as "chain ip evil/out"; fit to print, whoever has named it
-	Why  string
+	What  string // as "chain ip evil/out"; fit to print, whoever has named it
+	Why   string
+	Istio bool // left by istio-cni, or as it leaves it; what matters without rules of ours, too
 }
 
 func (f Foreign) String() string { return f.What + ": " + f.Why }
@@ -27,7 +27,11 @@ func (f Foreign) String() string { return f.What + ": " + f.Why }
 // redirects that come before them: chains of type nat, whatever is in them, and rules that take packets out of connection
 // tracking, without which nothing is redirected. What stands behind ours comes too late to matter, and is not named.
 //
-// It reads the chains of all tables, and the rules only of those tables that have a chain before connection tracking.
+// And it looks for what istio-cni left and could not be taken away, in which are the rules by which it keeps a pod without a
+// network while it works on it: if it was killed meanwhile, nobody removes them.
+//
+// It reads the chains of all tables, and the rules only of those tables that have a chain before connection tracking, and of
+// those chains that istio-cni may have used for the latter.
 func (t *Table) Foreign(ctx context.Context) ([]Foreign, error) {
 	var r *foreignReader
 	settled, err := t.settled(ctx, func() error {
@@ -72,6 +76,7 @@ func plain(name string) string {
 type foreignReader struct {
 	*Table
 	early []location        // tables that have a chain before connection tracking
+	guard []location        // chains in which istio-cni may have put what keeps the pod without a network
 	late  map[location]bool // chains on hooks, but behind it, or on other hooks
 	found []Foreign
 }
@@ -98,6 +103,11 @@ func (r *foreignReader) read(ctx context.Context) error {
 			return r.enough(err, "rules")
 		}
 	}
+	for _, chain := range r.guard {
+		if err := r.guardrail(ctx, chain); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -113,21 +123,6 @@ func (r *foreignReader) rules(ctx context.Context, table location, seen *int) er
 			return nil // kernels that do not filter this dump; a chain that is too late
 		}
 		return r.rule(at, a)
-	})
-}
-
-// each dumps objects that match the attributes, of one family or all, and tells of which family each is.
-func (r *foreignReader) each(ctx context.Context, kind uint16, family uint8, attrs []byte, take func(family uint8, a nlconn.Attrs) error) error {
-	m := request(kind, unix.NLM_F_DUMP, append(nlconn.NetfilterHeader(family), attrs...))
-	return r.conn.Request(ctx, m.Kind, m.Flags, m.Payload, func(reply []byte) error {
-		if len(reply) < nlconn.NetfilterHeaderSize {
-			return fmt.Errorf("an answer of %d bytes", len(reply))
-		}
-		a, err := nlconn.ParseAttrs(reply[nlconn.NetfilterHeaderSize:])
-		if err != nil {
-			return err
-		}
-		return take(reply[0], a)
 	})
 }
 
@@ -158,10 +153,13 @@ func (r *foreignReader) chain(at location, a nlconn.Attrs) error {
 		return nil
 	}
 	table := location{family: at.family, table: at.table}
-	if strings.HasPrefix(at.table, "istio-ambient-") || at.chain == "ISTIO_OUTPUT" || at.chain == "ISTIO_PRERT" {
-		if err := r.add(Foreign{What: table.String(), Why: "left by istio-cni"}); err != nil {
+	if at.istioTable() || at.istioChain() {
+		if err := r.add(Foreign{What: table.String(), Why: "left by istio-cni: it goes when the pod is released, or restarted", Istio: true}); err != nil {
 			return err
 		}
+	}
+	if at.iptables() && at.table == "filter" && slices.Contains(guarded, at.chain) {
+		r.guard = append(r.guard, at)
 	}
 	where := a.Value(unix.NFTA_CHAIN_HOOK)
 	if where == nil {
@@ -204,6 +202,50 @@ func (r *foreignReader) rule(at location, a nlconn.Attrs) error {
 		}
 	}
 	return nil
+}
+
+// guarded are the chains of iptables' that istio-cni puts at the top of that TCP and UDP are dropped.
+var guarded = []string{"INPUT", "FORWARD", "OUTPUT"}
+
+// guardrail looks at a chain's first rule.
+func (r *foreignReader) guardrail(ctx context.Context, at location) error {
+	first, seen := true, 0
+	err := r.each(ctx, unix.NFT_MSG_GETRULE, at.family, at.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN), func(family uint8, a nlconn.Attrs) error {
+		if seen++; seen > mostRules {
+			return errEnough
+		}
+		if !first || at != (location{family, a.Text(unix.NFTA_RULE_TABLE), a.Text(unix.NFTA_RULE_CHAIN)}) { // kernels that do not filter this dump
+			return nil
+		}
+		first = false
+		if protocol := drops(a); protocol != 0 {
+			return r.add(Foreign{What: at.String(), Istio: true,
+				Why: fmt.Sprintf("it begins with a rule that drops all %s, as istio-cni leaves it if it is killed at its work: restart the pod", protocol)})
+		}
+		return nil
+	})
+	if seen > mostRules {
+		return nil // the first one was seen
+	}
+	return r.enough(err, "rules")
+}
+
+// drops is the protocol, TCP or UDP, all of whose packets a rule drops, 0 if it does something else.
+func drops(a nlconn.Attrs) ruleset.Protocol {
+	rule, err := decodeRule(a)
+	if err != nil || len(rule.Matches) == 0 {
+		return 0
+	}
+	l4, is := rule.Matches[0].(ruleset.L4)
+	switch rest := rule.Matches[1:]; {
+	case !is || l4.Protocol != ruleset.TCP && l4.Protocol != ruleset.UDP:
+		return 0
+	case len(rest) == 0 && rule.Statement == ruleset.Statement(ruleset.Drop{}):
+		return l4.Protocol
+	case len(rest) == 1 && rest[0] == ruleset.Match(ruleset.Foreign{Text: "[counter, drop]"}): // iptables counts
+		return l4.Protocol
+	}
+	return 0
 }
 
 // The kernel's NFTA_TARGET_NAME and _INFO, and XT_CT_NOTRACK.

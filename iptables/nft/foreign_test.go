@@ -42,6 +42,7 @@ func TestForeign(t *testing.T) {
 		}
 	}
 	nft := func(commands string) func(*testing.T) { return func(*testing.T) { feed(t, n, commands) } }
+	const guardrail = ", as istio-cni leaves it if it is killed at its work: restart the pod"
 	const notrack = ": notrack: packets without connection tracking are not redirected"
 	for _, tt := range []struct {
 		name string
@@ -79,12 +80,14 @@ chain inet evil/same: type nat hook output priority -101, before ours (-101)`},
 		{"notrack where nothing is early", nft(`table inet fine { chain late { type filter hook output priority 0; notrack; }; }`), ""},
 		{"names that would not print", func(t *testing.T) { oddNames(t, table) },
 			`chain inet a\x1b[2J/\u00e9\xff: type nat hook output priority -150, before ours (-101)`},
-		{"istio-cni by iptables", iptables("iptables-nft -t nat -N ISTIO_OUTPUT", "iptables-nft -t nat -A OUTPUT -j ISTIO_OUTPUT", "iptables-nft -t nat -N ISTIO_PRERT",
-			"ip6tables-nft -t mangle -N ISTIO_PRERT", "iptables-nft -t raw -N ISTIO_OUTPUT", "iptables-nft -t raw -A ISTIO_OUTPUT -p udp -j CT --zone 1"),
-			"table ip nat: left by istio-cni\ntable ip6 mangle: left by istio-cni\ntable ip raw: left by istio-cni"},
-		{"istio-cni by nft", nft(`table inet istio-ambient-nat { chain output { type nat hook output priority -100; }; chain istio-output { }; }
-			table inet istio-ambient-raw { chain output { type filter hook output priority -300; udp dport 53 ct zone set 1; }; }`),
-			"table inet istio-ambient-nat: left by istio-cni\ntable inet istio-ambient-raw: left by istio-cni"},
+		{"istio-cni's guardrails", iptables("iptables-nft -A INPUT -p tcp -j DROP", "iptables-nft -A INPUT -p udp -j DROP", "iptables-nft -A FORWARD -p udp -j DROP",
+			"iptables-nft -A OUTPUT -j ACCEPT", "iptables-nft -A OUTPUT -p tcp -j DROP", "ip6tables-nft -A OUTPUT -p tcp -j DROP", "ip6tables-nft -A INPUT -p tcp --dport 80 -j DROP",
+			"ip6tables-nft -A FORWARD -p icmp -j DROP", "iptables-nft -t mangle -A INPUT -p tcp -j DROP", "iptables-nft -N MINE", "iptables-nft -A MINE -p tcp -j DROP"),
+			"chain ip filter/INPUT: it begins with a rule that drops all tcp" + guardrail + "\nchain ip filter/FORWARD: it begins with a rule that drops all udp" + guardrail +
+				"\nchain ip6 filter/OUTPUT: it begins with a rule that drops all tcp" + guardrail},
+		{"guardrails by nft", nft(`table ip filter { chain INPUT { type filter hook input priority 0; meta l4proto tcp drop; }; chain OUTPUT { meta l4proto udp accept; }; }
+			table inet filter { chain INPUT { type filter hook input priority 0; meta l4proto tcp drop; }; }`),
+			"chain ip filter/INPUT: it begins with a rule that drops all tcp" + guardrail},
 	} {
 		netlab.MustRun(t, n, "nft", "flush", "ruleset")
 		for _, when := range []string{"without ours", "behind ours"} {

@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 23) }
+func TestMain(m *testing.M) { netlab.Main(m, 27) }
 
 var forms = []ruleset.Form{ruleset.FormMarks, ruleset.FormSYN, ruleset.FormFull}
 

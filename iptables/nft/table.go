@@ -70,6 +70,21 @@ func (t *Table) ask(ctx context.Context, kind, flags uint16, payload []byte, eac
 	})
 }
 
+// each dumps objects that match the attributes, of one family or all, and tells of which family each is.
+func (t *Table) each(ctx context.Context, kind uint16, family uint8, attrs []byte, take func(family uint8, a nlconn.Attrs) error) error {
+	m := request(kind, unix.NLM_F_DUMP, append(nlconn.NetfilterHeader(family), attrs...))
+	return t.conn.Request(ctx, m.Kind, m.Flags, m.Payload, func(reply []byte) error {
+		if len(reply) < nlconn.NetfilterHeaderSize {
+			return fmt.Errorf("an answer of %d bytes", len(reply))
+		}
+		a, err := nlconn.ParseAttrs(reply[nlconn.NetfilterHeaderSize:])
+		if err != nil {
+			return err
+		}
+		return take(reply[0], a)
+	})
+}
+
 // number is an attribute's value, 0 if there is none.
 func number(value []byte) uint32 {
 	if len(value) != 4 {
@@ -103,18 +118,30 @@ func (t *Table) generation(ctx context.Context) (uint32, error) {
 
 // Apply replaces the whole table by the wanted one in one transaction, whatever it was before. When it fails nothing has
 // changed.
+//
+// If the wanted one redirects, what istio-cni left goes in the same transaction. Before ours redirect it would open the pod up.
 func (t *Table) Apply(ctx context.Context, want ruleset.Ruleset) error {
 	steps, err := replacement(want)
 	if err != nil {
 		return err
 	}
+	if redirects(want) {
+		return t.takeOver(ctx, steps)
+	}
 	return t.run(ctx, steps)
 }
 
-// Remove removes the table. That there is none is fine.
+// Remove removes the table, and what istio-cni left. That there is none is fine.
 func (t *Table) Remove(ctx context.Context) error {
-	err := t.run(ctx, []step{{what: "the table's removal", message: request(unix.NFT_MSG_DELTABLE, 0, named(unix.NFTA_TABLE_NAME, ruleset.Table))}})
-	if errors.Is(err, unix.ENOENT) {
+	stands, err := t.Stands(ctx)
+	if err != nil {
+		return err
+	}
+	var steps []step
+	if stands {
+		steps = []step{{what: "the table's removal", message: request(unix.NFT_MSG_DELTABLE, 0, named(unix.NFTA_TABLE_NAME, ruleset.Table))}}
+	}
+	if err = t.takeOver(ctx, steps); errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	return err
