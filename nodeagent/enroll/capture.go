@@ -92,7 +92,7 @@ func (p *pod) prepare(ctx context.Context) error {
 	if fresh || !p.releasing.IsZero() || !p.withdrawing.IsZero() {
 		p.began = time.Now()
 		p.older = !fresh || p.adding == nil
-		p.gap, p.paired = false, false
+		p.gap, p.paired, p.left = false, false, ""
 		p.releasing, p.withdrawing = time.Time{}, time.Time{}
 	}
 	switch {

@@ -77,6 +77,8 @@
 //     opened meanwhile reset. Somebody who does so again and again is named, and
 //     answered at a growing pause.
 //   - Rules of somebody else that may take packets before ours do: they are named.
+//   - A pod that istio-cni had captured: its rules stand until ours redirect, and then go, or
+//     with the release. What cannot be removed of them is named when the pod is released.
 //   - No record can be written: the pod starts; the next agent has to look for it. A
 //     record that is removed: it is written again at the next turn.
 //   - One pod's namespace that is slow: a turn holds one worker of a bounded pool, which

@@ -264,16 +264,32 @@ func (k *netKernel) Foreign(ctx context.Context, depth Depth) ([]string, error) 
 	return slices.Concat(s.chains, s.routes, s.tables), nil
 }
 
-// Remove takes everything of ours out of the namespace. What still leads to the
-// proxy's ports goes first: a DNS socket in use would go on asking a dead port.
+// Remove takes everything of ours out of the namespace, and of istio-cni's: its ip rule and
+// its routes are the same as ours. The conntrack entries that still lead to the proxy's ports
+// go too, or a DNS socket in use would go on asking a dead port; behind the rules, which
+// would make them again.
 func (k *netKernel) Remove(ctx context.Context) error {
 	k.fingerprint, k.generation = "", 0
-	_, err := conntrack.New(k.table.Netfilter()).DeleteCaptured(ctx)
-	return errors.Join(
-		err,
-		k.table.Remove(ctx),
-		k.router.Remove(ctx),
-	)
+	err := k.table.Remove(ctx)
+	_, entriesErr := conntrack.New(k.table.Netfilter()).DeleteCaptured(ctx)
+	return errors.Join(err, entriesErr, k.router.Remove(ctx))
+}
+
+// Left names all tables of iptables-legacy that are not empty: whose rules are in them is not
+// read.
+func (k *netKernel) Left(ctx context.Context) ([]string, error) {
+	var left []string
+	found, err := k.table.Foreign(ctx)
+	for _, f := range found {
+		if f.Istio {
+			left = append(left, f.String())
+		}
+	}
+	tables, legacyErr := legacy.Tables(k.handle)
+	for _, t := range tables {
+		left = append(left, t.String()+": if istio-cni left them restart the pod")
+	}
+	return left, errors.Join(err, legacyErr)
 }
 
 // Expel deletes the conntrack entries of what would go on as before the rules that are

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m, 22) }
+func TestMain(m *testing.M) { netlab.Main(m, 25) }
 
 // opener returns an Opener whose Watcher runs.
 func opener(t *testing.T) Opener {

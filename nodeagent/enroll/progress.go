@@ -68,6 +68,7 @@ type redirection struct {
 	foreign   []string       // what may take packets before they do
 	named     bool           // that they do was logged
 	namedAt   time.Time      // when
+	left      string         // what may be istio-cni's, and stayed when the pod was released
 	repaired  int
 	repairs   []time.Time // the latest ones
 	unsaid    string      // what was put right last, and may have been the pod's end

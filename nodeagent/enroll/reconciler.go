@@ -53,8 +53,12 @@ type Kernel interface {
 	// Foreign names what is not ours and may take packets before our redirects do, as
 	// it was when Check looked last.
 	Foreign(ctx context.Context, depth Depth) ([]string, error)
-	// Remove takes all of ours out of the namespace. Nothing to remove is success.
+	// Remove takes all of ours out of the namespace, and what istio-cni left. Nothing to
+	// remove is success.
 	Remove(ctx context.Context) error
+	// Left names what Remove does not take and may be istio-cni's: it keeps packets where
+	// they were sent when that captured the pod.
+	Left(ctx context.Context) ([]string, error)
 	// Expel deletes the conntrack entries of what would go on past new redirects, or by
 	// redirects of DNS that are not wanted any more.
 	Expel(ctx context.Context, want ruleset.Config) error

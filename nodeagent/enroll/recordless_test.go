@@ -26,15 +26,18 @@ func (*primary) ExecPlugin(context.Context, string, []byte, []string) ([]byte, e
 
 func (*primary) FindInPath(string, []string) (string, error) { return "/opt/cni/bin/primary", nil }
 
-// cache has libcni write down a pod's sandbox, as it does for a container runtime.
 func (w *world) cache(s *slot) {
+	cache(w.dir.cni(), s.box.container, s.box.pod.Path, s.name, s.box.uid)
+}
+
+// cache has libcni write down a pod's sandbox, as it does for a container runtime.
+func cache(dir, container, path, name, uid string) {
 	list, err := libcni.NetworkConfFromBytes([]byte(`{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"primary"}]}`))
 	must("parse a list of plugins", err)
-	b := s.box
-	conf := &libcni.RuntimeConf{ContainerID: b.container, NetNS: b.pod.Path, IfName: "eth0", Args: [][2]string{
-		{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", s.name}, {"K8S_POD_UID", b.uid},
+	conf := &libcni.RuntimeConf{ContainerID: container, NetNS: path, IfName: "eth0", Args: [][2]string{
+		{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", name}, {"K8S_POD_UID", uid},
 	}}
-	_, err = libcni.NewCNIConfigWithCacheDir(nil, w.dir.cni(), &primary{}).AddNetworkList(context.Background(), list, conf)
+	_, err = libcni.NewCNIConfigWithCacheDir(nil, dir, &primary{}).AddNetworkList(context.Background(), list, conf)
 	must("add a pod to a network", err)
 }
 

@@ -3,6 +3,7 @@ package enroll
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/iptables/ruleset"
@@ -18,10 +19,9 @@ const drainPoll = 100 * time.Millisecond
 // with the namespace still held, and is tried again.
 func (p *pod) release(ctx context.Context) outcome {
 	p.raced = false // should the label come back, that was seen
-	done := outcome{state: uncaptured(p.decision), reason: status.Reason(p.decision.Reason), message: p.decision.Message}
 	if !p.touched && !p.sought {
 		p.letGo()
-		return done
+		return p.uncaptured()
 	}
 	if err := p.open(); err != nil {
 		return p.notOpened(err)
@@ -35,7 +35,7 @@ func (p *pod) release(ctx context.Context) outcome {
 		}
 	}
 	if p.decision.Reason == intent.Terminated {
-		return p.over(ctx, done)
+		return p.over(ctx)
 	}
 	if p.withdrawing.IsZero() && p.applied.Form != 0 {
 		if drained, out := p.drain(ctx); !drained {
@@ -52,7 +52,26 @@ func (p *pod) release(ctx context.Context) outcome {
 	if err := p.kernel.Remove(ctx); err != nil {
 		return p.refused(err)
 	}
+	p.left = p.stays(ctx)
 	p.released()
+	return p.uncaptured()
+}
+
+// stays says what of istio-cni's may still take the packets of a pod that is being released.
+func (p *pod) stays(ctx context.Context) string {
+	left, err := p.kernel.Left(ctx)
+	if err != nil {
+		left = append(left, "what else there is cannot be seen: "+err.Error())
+	}
+	return strings.Join(left, ", ")
+}
+
+// uncaptured is the outcome for a pod in which nothing of ours is.
+func (p *pod) uncaptured() outcome {
+	done := outcome{state: uncaptured(p.decision), reason: status.Reason(p.decision.Reason), message: p.decision.Message}
+	if p.left != "" {
+		done.message = strings.TrimPrefix(done.message+"; what may still take its packets, and is not removed: "+p.left, "; ")
+	}
 	return done
 }
 
@@ -66,13 +85,13 @@ func uncaptured(d intent.Decision) status.State {
 
 // over is the release of a pod whose containers have ended: nobody is left to be
 // drained for, and nothing waits for its namespace to be clean.
-func (p *pod) over(ctx context.Context, done outcome) outcome {
+func (p *pod) over(ctx context.Context) outcome {
 	p.withdraw()
 	if err := p.kernel.Remove(ctx); err != nil {
 		p.r.config.Logger.Debug("cannot clean the namespace of a pod that is over", "pod", p.name(), "error", err)
 	}
 	p.released()
-	return done
+	return p.uncaptured()
 }
 
 // released forgets the capture and lets go of the namespace.
@@ -80,9 +99,12 @@ func (p *pod) released() {
 	p.unexempt()
 	p.letGo()
 	p.r.config.Logger.Info("pod released", "pod", p.name(), "reason", p.decision.Reason)
+	if p.left != "" {
+		p.r.config.Logger.Warn("what is left in a released pod may take its packets, and is not removed", "pod", p.name(), "left", p.left)
+	}
 	p.progress = progress{
 		attachment: p.attachment, adding: p.adding, waiting: p.waiting,
-		asked: p.asked, whereabouts: p.whereabouts, redirection: redirection{repaired: p.repaired},
+		asked: p.asked, whereabouts: p.whereabouts, redirection: redirection{repaired: p.repaired, left: p.left},
 	}
 }
 

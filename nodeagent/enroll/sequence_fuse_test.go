@@ -236,6 +236,11 @@ func (k fusedKernel) Foreign(ctx context.Context, depth enroll.Depth) (names []s
 	return names, err
 }
 
+func (k fusedKernel) Left(ctx context.Context) (names []string, err error) {
+	err = k.fuse.call(inKernel, "left", func() (err error) { names, err = k.Kernel.Left(ctx); return err })
+	return names, err
+}
+
 func (k fusedKernel) Squatters(ctx context.Context, depth enroll.Depth) (all []sockets.Squatter, err error) {
 	err = k.fuse.call(inKernel, "squatters", func() (err error) { all, err = k.Kernel.Squatters(ctx, depth); return err })
 	return all, err

@@ -25,6 +25,7 @@ type space struct {
 	older     int // connections that bypass
 	squatters []sockets.Squatter
 	foreign   []string
+	left      []string // what a release cannot remove
 	changed   func(by string)
 	looks     int              // at the listeners
 	turns     int              // how often the rules were looked at
@@ -140,6 +141,12 @@ func (s *space) Remove(context.Context) error {
 	s.rules = ""
 	s.w.note("remove")
 	return nil
+}
+
+func (s *space) Left(context.Context) ([]string, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	return slices.Clone(s.left), s.fail["left"]
 }
 
 func (s *space) Listeners(context.Context) (status.Listeners, error) {
