@@ -9,7 +9,8 @@ import (
 	"github.com/fairlead-mesh/fairlead/nodeagent/status"
 )
 
-// Synced, Lookup and Pods make the world the agent's source.
+// The world as a Source.
+
 func (w *world) Synced() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -53,5 +54,3 @@ func (w *world) Pods() []intent.Pod {
 	defer w.mu.Unlock()
 	return slices.Collect(maps.Values(w.objects))
 }
-
-// The world as Records, which survive the agent.

@@ -279,7 +279,7 @@ func wantFailure(t *testing.T, err error, reason status.Reason, says string) {
 
 func (w *world) note(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
 
-// The world as a Source.
+// The world as Records, which survive the agent.
 
 func (w *world) Load() ([]Record, error) {
 	w.mu.Lock()

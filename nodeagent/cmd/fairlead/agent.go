@@ -154,14 +154,10 @@ func newAgent(c config.Config, podsFrom string, guest bool, logger *slog.Logger)
 		return nil, err
 	}
 	a.newOpener(finder)
-	var advertised func(namespace, pod, uid string) bool
-	if a.kube != nil {
-		advertised = a.kube.Advertises
-	}
 	if a.reconciler, err = enroll.New(enroll.Config{
 		Policy: policy, Source: a.pods, Unread: a.pods.Unread, Proxies: a.proxies, Probes: a.probes, Records: enroll.RecordDir(c.File("pods")),
 		Find: finder.Told, Gone: sandbox.Place.Gone, Search: finder.Search, Open: a.opener.Open, Drained: guest || a.drained.state() != nil,
-		Installed: a.promised, Advertised: advertised,
+		Installed: a.promised, Advertised: a.advertised,
 		ProbeIPv4: c.ProbeAddresses.IPv4, ProbeIPv6: c.ProbeAddresses.IPv6,
 		PodWait: c.Waits.Pod.Duration, ProxyWait: c.Waits.Proxy.Duration, AckWait: c.Waits.Ack.Duration,
 		ReleaseGrace: c.ReleaseGrace.Duration, DrainTimeout: c.DrainTimeout.Duration, SweepInterval: c.SweepInterval.Duration,

@@ -106,6 +106,11 @@ func (a *agent) keepNodeLeft(ctx context.Context) error {
 	return a.nodeWriter.Run(ctx)
 }
 
+// advertised says whether the API, if there is one, tells peers to speak HBONE to the pod.
+func (a *agent) advertised(namespace, pod, uid string) bool {
+	return a.kube != nil && a.kube.Advertises(namespace, pod, uid)
+}
+
 // promised is since when the pods of this cluster have been promised capture, as far as
 // that is known.
 func (a *agent) promised() time.Time {
