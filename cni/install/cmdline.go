@@ -9,10 +9,12 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-mesh/fairlead/cni/inroot"
 )
 
-// maxFiles bounds how many configurations are read of one process, whatever it names and they
-// import.
+// maxFiles bounds how many configurations are read of one process, whatever it names and
+// whatever they import.
 const maxFiles = 100
 
 // toldTo are the configurations that a process was told on its command line to read, by
@@ -97,21 +99,16 @@ func matches(root, pattern string) (paths []string) {
 }
 
 // inside has something done with what a path leads to for a process with another root
-// directory (/proc/PID/root), whose links lead out of ours otherwise; without one, for us.
+// directory (/proc/PID/root); without one, for us.
 // Nothing is opened by that: a device may act on it.
 func inside(root, path string, do func(here string) error) error {
 	if root == "" {
 		return do(path)
 	}
-	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	file, err := inroot.Open(root, path, unix.O_PATH)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(dir) }() // nothing was written
-	fd, err := unix.Openat2(dir, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }() // nothing was written
-	return do(fmt.Sprintf("/proc/self/fd/%d", fd))
+	defer func() { _ = file.Close() }() // nothing was written
+	return do(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
 }

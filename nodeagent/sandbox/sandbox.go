@@ -50,6 +50,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-mesh/fairlead/cni/inroot"
 	"github.com/fairlead-mesh/fairlead/nodeagent/netns"
 )
 
@@ -221,7 +222,7 @@ func exhausted(err error) bool {
 func (p Place) Gone() bool {
 	var stat unix.Stat_t
 	if p.node != "" {
-		file, err := openWithin(p.node, p.Path, unix.O_PATH)
+		file, err := inroot.Open(p.node, p.Path, unix.O_PATH)
 		if err != nil {
 			return !unsaid(err)
 		}
