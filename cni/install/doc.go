@@ -26,7 +26,8 @@
 //     again. Somebody who undoes it again and again: named, with what ends that, and tried
 //     once in ten seconds from then on, never less often.
 //   - An owner who writes the primary at the very moment that we do: its text is compared
-//     when it has been exchanged for ours, and put back if it is another.
+//     when it has been exchanged for ours, and put back if it is another, or still open for
+//     writing.
 //   - A full disk, a directory that is read-only or missing, a process killed at any
 //     moment: what was there stays there whole, and the next look tries again.
 //   - No inotify instances left, notifications lost, a directory exchanged: the look at
@@ -41,7 +42,7 @@
 //   - A runtime, or a plugin of the primary's, for which the version of our list is not to
 //     be raised ([StatusAlways]), since every ADD would fail: they are asked first, it stays
 //     as it is, and who stands against it is named. One that does not answer is not waited
-//     for.
+//     for; nor is the list, once raised, taken down because of it, as while it is restarted.
 //   - ADDs that wait while a list has to change: the change waits for them, for ten
 //     seconds at most, lest all others wait for both ([Config.Hold]).
 //   - A mode that is exchanged for another one: the new is there before the old goes, and

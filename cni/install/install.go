@@ -34,8 +34,8 @@ type Config struct {
 
 	// RuntimeConfigs are usual files of the runtime's own configuration, and directories of
 	// them, by which it is checked what the runtime uses. What is not there or cannot be
-	// read is passed over. A runtime that was told to read others is checked by those instead,
-	// as long as this is not empty: then nothing is checked.
+	// read is passed over. A runtime that was told to read others is checked by those instead.
+	// If this is empty nothing is checked, not even by those.
 	RuntimeConfigs []string
 	// Proc is where the runtime's process is seen, which says what it was told to read, and
 	// whether it knows mode dropin.

@@ -27,8 +27,8 @@ type process struct {
 	exe     string // as /proc has it
 	name    string
 	version string   // of libcni
-	root    string   // directory
-	told    []string // to read; see toldTo
+	root    string   // its root directory
+	told    []string // what it was told to read; see toldTo
 }
 
 // passesOver says why the runtime would not load a drop-in; nil if it would, or if that
@@ -48,7 +48,7 @@ func (l *loader) passesOver(proc string) error {
 func (l *loader) runtimeRefuses11(proc string) error {
 	l.find(proc)
 	if len(l.last) == 0 {
-		return untold{errors.New("which libcni the container runtime has cannot be told: no process is seen that says it (the agent needs the node's process IDs, hostPID)")}
+		return unsure{errors.New("which libcni the container runtime has cannot be told: no process is seen that says it (the agent needs the node's process IDs, hostPID)")}
 	}
 	for _, p := range l.last {
 		switch enough, known := atLeast(p.version, 1, 2); {

@@ -38,7 +38,7 @@ const (
 func (p programs) speaks(path, version string) error {
 	file, err := os.Stat(path)
 	if err != nil {
-		return untold{err}
+		return unsure{err}
 	}
 	a, known := p[path]
 	same := known && os.SameFile(a.file, file) && a.file.ModTime().Equal(file.ModTime()) && a.file.Size() == file.Size()
@@ -49,7 +49,7 @@ func (p programs) speaks(path, version string) error {
 	}
 	switch {
 	case a.err != nil:
-		return untold{fmt.Errorf("it does not say which versions it speaks (%s, executed with CNI_COMMAND=VERSION): %w", path, a.err)}
+		return unsure{fmt.Errorf("it does not say which versions it speaks (%s, executed with CNI_COMMAND=VERSION): %w", path, a.err)}
 	case !slices.Contains(a.speaks, version):
 		return fmt.Errorf("it speaks %s: update %s", strings.Join(a.speaks, ", "), path)
 	}

@@ -19,7 +19,7 @@ const (
 	// StatusAuto: it is asked where the primary's list has version 1.1.0 already.
 	StatusAuto Status = "auto"
 	// StatusAlways: our own list has that version whatever the primary's has, if the runtime
-	// and all its plugins can do with it; else it is as with StatusAuto.
+	// and all its plugins take it; else it is as with StatusAuto.
 	StatusAlways Status = "always"
 	// StatusNever: if it is asked, our plugin says that pods can start.
 	StatusNever Status = "never"
@@ -30,7 +30,7 @@ const statusVersion = "1.1.0"
 
 // raised returns the list at that version; or as it is, with what stands against it. One that
 // has that version already is taken down for an answer, and not because there is none: what
-// is being restarted or replaced could do with it before.
+// is being restarted or replaced took it before.
 func (i *Installer) raised(f *found) (*list, error) {
 	l := f.list
 	if slices.ContainsFunc(l.versions, isRaised) {
@@ -38,23 +38,21 @@ func (i *Installer) raised(f *found) (*list, error) {
 	}
 	against := i.against(f)
 	err := errors.Join(against...)
-	stays := err != nil && !slices.ContainsFunc(against, told) && i.wereRaised(f)
-	up := l
+	stays := err != nil && !slices.ContainsFunc(against, sure) && i.wasRaised(f)
 	if err == nil || stays {
-		var fixed error
-		if up, fixed = l.at(statusVersion); fixed != nil {
-			up, err, stays = l, fixed, false
+		up, fixed := l.at(statusVersion)
+		switch {
+		case fixed != nil:
+			err = fixed
+		case stays:
+			return up, fmt.Errorf("install.status is always, and whether the list %s can stay at version %s, which it has, is not known: %w", i.list(), statusVersion, err)
+		default:
+			return up, nil
 		}
 	}
-	switch {
-	case stays:
-		err = fmt.Errorf("install.status is always, and whether the list %s can stay at version %s, which it has, is not known: %w", i.list(), statusVersion, err)
-	case err != nil:
-		err = fmt.Errorf("install.status is always, and yet STATUS is not asked for: the list %s stays at version %q: %w; "+
-			"meanwhile a pod's ADD alone waits for the agent; if it is to stay so, set install.status to auto",
-			i.list(), l.versions, err)
-	}
-	return up, err
+	return l, fmt.Errorf("install.status is always, and yet STATUS is not asked for: the list %s stays at version %q: %w; "+
+		"meanwhile a pod's ADD alone waits for the agent; if it is to stay so, set install.status to auto",
+		i.list(), l.versions, err)
 }
 
 func isRaised(version string) bool {
@@ -62,9 +60,9 @@ func isRaised(version string) bool {
 	return enough
 }
 
-// wereRaised says whether our list, as it is on the disk, has that version already, and has
-// the same programs executed.
-func (i *Installer) wereRaised(f *found) bool {
+// wasRaised says whether our list, as it is on the disk, has that version already, and has
+// every program executed that is to be executed now.
+func (i *Installer) wasRaised(f *found) bool {
 	text, err := read(i.list())
 	if err != nil {
 		return false
@@ -79,10 +77,10 @@ func (i *Installer) wereRaised(f *found) bool {
 	return unread == nil && err == nil && !slices.ContainsFunc(are, isNew)
 }
 
-// An untold is why somebody does not say what it can do with.
-type untold struct{ error }
+// An unsure is why it is not known whether somebody takes that version.
+type unsure struct{ error }
 
-func told(err error) bool { return !errors.As(err, new(untold)) }
+func sure(err error) bool { return !errors.As(err, new(unsure)) }
 
 // at returns the list at another version. Nothing else of its text changes.
 func (l *list) at(version string) (*list, error) {
@@ -97,7 +95,7 @@ func (l *list) at(version string) (*list, error) {
 func (i *Installer) against(f *found) (errs []error) {
 	if err := i.loader.runtimeRefuses11(i.config.Proc); err != nil {
 		errs = append(errs, err)
-		if told(err) {
+		if sure(err) {
 			return errs
 		}
 	}
@@ -112,10 +110,10 @@ func (i *Installer) against(f *found) (errs []error) {
 		}
 		switch err := i.programs.speaks(filepath.Join(i.config.BinDir, kind), statusVersion); {
 		case err == nil:
-		case told(err):
-			errs = append(errs, fmt.Errorf("the plugin %s cannot do with it: %w", kind, err))
+		case sure(err):
+			errs = append(errs, fmt.Errorf("the plugin %s does not take %s: %w", kind, statusVersion, err))
 		default:
-			errs = append(errs, fmt.Errorf("the plugin %s may not be able to do with it: %w", kind, err))
+			errs = append(errs, fmt.Errorf("whether the plugin %s takes %s is not known: %w", kind, statusVersion, err))
 		}
 	}
 	return errs

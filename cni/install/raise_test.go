@@ -103,7 +103,7 @@ func TestRaised(t *testing.T) {
 
 const hostLocal = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}`
 
-// The list is raised where everybody can do with it, and else is what it is in auto, with
+// The list is raised where everybody takes it, and else is what it is in auto, with
 // who stands against it named; that is no reason for the agent not to be ready.
 func TestNotRaised(t *testing.T) {
 	const raised = "[1.1.0]"
@@ -116,11 +116,11 @@ func TestNotRaised(t *testing.T) {
 	}{
 		"all can":          {hostLocal, map[string]string{"bridge": modern, "host-local": modern}, nil, raised, ""},
 		"it is there":      {strings.Replace(hostLocal, "1.0.0", "1.1.0", 1), nil, nil, raised, ""},
-		"an old plugin":    {hostLocal, map[string]string{"bridge": says("0.4.0", "1.0.0"), "host-local": modern}, nil, "[1.0.0]", "the plugin bridge cannot do with it: it speaks 0.4.0, 1.0.0: update BIN/bridge"},
-		"an old delegate":  {hostLocal, map[string]string{"bridge": modern, "host-local": says("1.0.0")}, nil, "[1.0.0]", "the plugin host-local cannot do with it"},
-		"none of its name": {hostLocal, map[string]string{"bridge": modern}, nil, "[1.0.0]", "the plugin host-local may not be able to do with it: stat BIN/host-local: no such file"},
-		"flannel":          {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "flannel", "delegate": {"isDefaultGateway": true}}]}`, map[string]string{"flannel": modern, "host-local": modern}, nil, "[1.0.0]", "the plugin bridge may not be able to do with it"},
-		"another delegate": {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "delegate": {"type": "y"}}]}`, map[string]string{"x": modern}, nil, "[1.0.0]", "the plugin y may not be able to do with it"},
+		"an old plugin":    {hostLocal, map[string]string{"bridge": says("0.4.0", "1.0.0"), "host-local": modern}, nil, "[1.0.0]", "the plugin bridge does not take 1.1.0: it speaks 0.4.0, 1.0.0: update BIN/bridge"},
+		"an old delegate":  {hostLocal, map[string]string{"bridge": modern, "host-local": says("1.0.0")}, nil, "[1.0.0]", "the plugin host-local does not take 1.1.0"},
+		"none of its name": {hostLocal, map[string]string{"bridge": modern}, nil, "[1.0.0]", "whether the plugin host-local takes 1.1.0 is not known: stat BIN/host-local: no such file"},
+		"flannel":          {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "flannel", "delegate": {"isDefaultGateway": true}}]}`, map[string]string{"flannel": modern, "host-local": modern}, nil, "[1.0.0]", "whether the plugin bridge takes 1.1.0 is not known"},
+		"another delegate": {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "delegate": {"type": "y"}}]}`, map[string]string{"x": modern}, nil, "[1.0.0]", "whether the plugin y takes 1.1.0 is not known"},
 		"none of a plugin": {`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "delegate": {"type": "../evil"}}]}`, map[string]string{"x": modern, "../evil": modern}, nil, "[1.0.0]", `the plugin "../evil" is none of BIN, and not asked`},
 		"talks on":         {bridgeList, map[string]string{"bridge": "#!/bin/sh\nexec cat /dev/zero\n"}, nil, "[1.0.0]", "its answer is longer than 65536 bytes"},
 		"fails":            {bridgeList, map[string]string{"bridge": "#!/bin/sh\nexit 3\n"}, nil, "[1.0.0]", "it does not say which versions it speaks (BIN/bridge, executed with CNI_COMMAND=VERSION): exit status 3"},
@@ -135,7 +135,7 @@ func TestNotRaised(t *testing.T) {
 				p.t.Fatal(err)
 			}
 			p.primary("net/other.conf", `{"type": "other"}`)
-		}, "[1.0.0]", "the plugin other cannot do with it"},
+		}, "[1.0.0]", "the plugin other does not take 1.1.0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := always(t, test.plugins)
@@ -201,7 +201,7 @@ func TestStaysRaised(t *testing.T) {
 		want     string
 		noStatus string
 	}{
-		"a plugin is away": {func(p *place) { p.remove("bridge") }, "[1.1.0]", "whether the list LIST can stay at version 1.1.0, which it has, is not known: the plugin bridge may not be able to do with it: stat"},
+		"a plugin is away": {func(p *place) { p.remove("bridge") }, "[1.1.0]", "whether the list LIST can stay at version 1.1.0, which it has, is not known: whether the plugin bridge takes 1.1.0 is not known: stat"},
 		"a plugin fails":   {func(p *place) { p.plugin("bridge", "#!/bin/sh\nexit 3\n") }, "[1.1.0]", "is not known"},
 		"no runtime":       {func(p *place) { p.loader.last = nil }, "[1.1.0]", "is not known: which libcni"},
 		"both":             {func(p *place) { p.loader.last = nil; p.remove("host-local") }, "[1.1.0]", "is not known"},
@@ -210,7 +210,7 @@ func TestStaysRaised(t *testing.T) {
 		"an old runtime": {func(p *place) { p.loader.last[0].version = "v1.1.2"; p.remove("bridge") }, "[1.0.0]", "before 1.2 fails every ADD"},
 		"another plugin": {func(p *place) {
 			p.primary("10-net.conflist", strings.Replace(hostLocal, "bridge", "other", 1))
-		}, "[1.0.0]", "the plugin other may not be able to do with it: stat"},
+		}, "[1.0.0]", "whether the plugin other takes 1.1.0 is not known: stat"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := always(t, map[string]string{"bridge": modern, "host-local": modern})

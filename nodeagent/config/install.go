@@ -40,7 +40,7 @@ type Install struct {
 	// Status is what becomes of STATUS of the CNI specification, by which a node on which no
 	// agent has been ready since its boot is not ready either: auto, it works where the
 	// primary's list has version 1.1.0; always, our own list (mode owned) has that version,
-	// too, if the runtime and the primary's plugins can do with it, whose own STATUS is then
+	// too, if the runtime and the primary's plugins take it, whose own STATUS is then
 	// asked as well; never, the node does not wait for the agent.
 	Status install.Status `json:"status"`
 	// OrphanAfter is how long after a boot STATUS keeps a node from being ready on which no
