@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -49,6 +50,43 @@ func TestOpen(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// Files are renamed on the machine all the time, and what a path leads to is found all the same.
+func TestOpenWhileFilesAreRenamed(t *testing.T) {
+	root := t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(root, "a"), 0o755), os.WriteFile(filepath.Join(root, "file"), []byte("theirs"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	from, to := filepath.Join(t.TempDir(), "from"), filepath.Join(t.TempDir(), "to")
+	if err := os.Mkdir(from, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			err = errors.Join(os.Rename(from, to), os.Rename(to, from))
+		}
+		done <- err
+	}()
+	path := strings.Repeat("/a/..", 100) + "/file"
+	for n := range 5000 {
+		if got := content(inroot.Open(root, path, unix.O_RDONLY)); got != "theirs" {
+			t.Errorf("try %d: %q", n, got)
+			break
+		}
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 
