@@ -46,13 +46,18 @@
 //   - No proxy, one that refuses, one that does not answer, one that does not
 //     listen: an ADD fails with that reason after its wait; a running pod is tried
 //     again for ever, with a growing pause.
-//   - A proxy without DNS: the DNS part is left out until somebody listens there.
+//   - A proxy without DNS: the DNS part is left out until somebody listens there, by the next
+//     agent, too, and where DNS is switched on later.
+//   - The newest of two proxies refuses a pod that the older one serves: it stays captured,
+//     and its reason says so.
 //   - A process in the pod that holds a port of the proxy's: it is named, the pod is not
 //     offered to proxies, or not any more once none has it, and counts as bypassing them.
 //   - The kernel refuses: tried again; a release whose first step fails stops there
 //     and keeps the namespace, so that the pod is not cut off.
 //   - A label that is put back while the pod is being released: the release ends
 //     there.
+//   - The API goes on showing a pod that is being released as captured, so that others send
+//     it what only the proxy understands: the proxy keeps it, up to the drain's timeout.
 //   - The pod's object vanishes while its namespace lives: its state stays. The
 //     namespace vanishes: whatever anybody says, the pod is over. The process ends by
 //     which a pod was found: it is searched for again, and over when nothing more of it
@@ -62,6 +67,7 @@
 //     say why. An agent that starts then has proxies told of the pods on record after a
 //     while, so that a proxy can start, too; and what was decided of a pod holds for its
 //     next sandbox.
+//   - A namespace that cannot be opened: a pod that is to be left alone starts even so.
 //   - A DEL that is lost, whose pod's namespace lives on: a GC ends the pod, if its object
 //     is gone too.
 //   - A DEL for a pod that was found, and whose container's id nobody knows: the
