@@ -86,8 +86,9 @@ func edit(dir, name string, content, made []byte) (err error) {
 		if err := exchange(temp, path); err != nil {
 			return errors.Join(written, err)
 		}
+		unfinished := beingWritten(temp) // asked first: what is read then is the last that is written
 		taken, err := os.ReadFile(temp)
-		if err == nil && bytes.Equal(taken, expected) && !beingWritten(temp) {
+		if err == nil && bytes.Equal(taken, expected) && !unfinished {
 			return errors.Join(written, os.Remove(temp), syncDir(dir))
 		}
 		written = errors.Join(errWritten, err)
