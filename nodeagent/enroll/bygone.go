@@ -24,7 +24,8 @@ func (p *pod) outlived() bool {
 	return was && !p.r.config.Source.Synced()
 }
 
-// recall takes the last decision on a pod of which the source knows nothing yet.
+// recall takes the last decision on a pod of which the source knows nothing yet. That its
+// containers had ended decides nothing: a new sandbox shows that they run again.
 func (p *pod) recall() {
 	if p.known || p.r.config.Source.Synced() {
 		return
@@ -32,7 +33,7 @@ func (p *pod) recall() {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
 	b, was := p.r.bygone[p.uid]
-	if a := b.Attachment; was && a.Namespace == p.attachment.Namespace && a.Name == p.attachment.Name {
+	if a := b.Attachment; was && b.Decision.Reason != intent.Terminated && a.Namespace == p.attachment.Namespace && a.Name == p.attachment.Name {
 		p.object = intent.Pod{Namespace: a.Namespace, Name: a.Name, ServiceAccount: b.ServiceAccount}
 		p.decision, p.known = b.Decision, true
 	}

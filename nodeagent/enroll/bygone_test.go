@@ -117,3 +117,43 @@ func TestBygonePodIsForgotten(t *testing.T) {
 		}
 	})
 }
+
+// A source that is slow, and not silent, has its say before what was decided once.
+func TestSlowSourceIsWaitedFor(t *testing.T) {
+	unheard(t, func(w *world) {
+		w.del("plain", "p1")
+		w.set(func() { w.unread = "" }) // nothing is known to keep it from knowing
+		w.space("p2")
+		answer := w.addLater(w.t.Context(), "plain", "p2")
+		w.pass(200 * time.Millisecond)
+		select {
+		case err := <-answer:
+			t.Fatalf("answered by what was decided once: %v", err)
+		default:
+		}
+		w.object("web", true)
+		w.set(func() { w.unsynced = false })
+		w.object("plain", true) // labelled while no agent ran
+		if err := <-answer; err != nil {
+			t.Error(err)
+		}
+		w.pass(time.Second)
+		w.wantState("plain Captured OK", "web Captured OK", "/run/netns/c1 has full+dns", "/run/netns/p2 has full+dns",
+			"proxy has uid-plain acked", "proxy has uid-web acked")
+	})
+}
+
+// That a pod had ended is not what was decided of its next sandbox: it may ask for capture.
+func TestTerminatedPodThatHasANewSandbox(t *testing.T) {
+	captured(t, func(w *world, _ *space) {
+		w.object("web", true, func(p *intent.Pod) { p.Phase = "Succeeded" })
+		w.pass(time.Minute)
+		w.mu.Lock()
+		w.objects, w.unsynced, w.unread = map[string]intent.Pod{}, true, status.APIUnavailable
+		w.mu.Unlock()
+		w.restart()
+		w.del("web", "c1")
+		w.space("c2")
+		wantFailure(t, w.add("web", "c2"), status.APIUnavailable, "so it is")
+	})
+}

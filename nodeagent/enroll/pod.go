@@ -123,8 +123,10 @@ func (p *pod) look() {
 		ok, p.unknown = false, fmt.Sprintf("its object or manifest has UID %s, the runtime speaks of %s", object.UID, p.uid)
 	}
 	if !ok {
-		p.recall()
 		unread, _ := p.r.unread(p.attachment.Namespace, p.attachment.Name)
+		if unread != "" && unread != status.PodUnknown { // what may still tell of it, or has said no, is not silent
+			p.recall()
+		}
 		p.gone = p.gone || p.known && p.r.config.Source.Synced() && unread == ""
 		return
 	}
