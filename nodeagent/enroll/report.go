@@ -3,6 +3,7 @@ package enroll
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead-mesh/fairlead/nodeagent/intent"
@@ -56,9 +57,19 @@ func (r *Reconciler) reports() []status.Pod {
 		still[name] = known
 		pods = append(pods, pod)
 	}
+	for name, known := range r.early { // what the source cannot know may be tried again
+		namespace, pod, _ := strings.Cut(name, "/")
+		unread, _ := r.unread(namespace, pod)
+		if _, is := still[name]; !is && unread != "" && time.Since(known.tried) < triedAgain {
+			still[name] = known
+		}
+	}
 	r.early = still
 	return pods
 }
+
+// triedAgain is after how long at most the runtime tries to start a pod again, as far as we care.
+const triedAgain = 2 * time.Minute
 
 // early is what is known of a pod that has not started, as far as we were told: each
 // ADD of it that fails is over, and its wait goes on.

@@ -122,3 +122,30 @@ func TestAnotherPodOfTheNameWaitsAnew(t *testing.T) {
 		}
 	})
 }
+
+// So it is for a pod that the source cannot know, which is reported only while it is tried.
+func TestFailedStartsOfAnUnknownPodAreOneWait(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.breaks(status.APIUnavailable)
+		began := time.Now()
+		for try := range 4 {
+			answer := w.addLater(w.t.Context(), "web", fmt.Sprint("c", try))
+			pods := w.r.Report()
+			if len(pods) != 1 || !pods[0].Since.Equal(began) {
+				t.Errorf("try %d after %s: %+v", try, time.Since(began), pods)
+			}
+			if <-answer == nil {
+				t.Error("it started")
+			}
+			for range 3 {
+				w.pass(5 * time.Second)
+				w.r.Report()
+			}
+		}
+		w.pass(10 * time.Minute)
+		w.r.Report()
+		if len(w.r.early) > 0 {
+			t.Errorf("remembered for ever: %v", w.r.early)
+		}
+	})
+}
