@@ -251,6 +251,7 @@ func (a *agent) announceReady(ctx context.Context, dir *runDir) error {
 	defer over()
 	if !closed(patience, a.synced) && ctx.Err() == nil && a.reconciler.AllAdopted() {
 		a.logger.Warn("what the node's pods are is not known yet: node proxies are told of those on record, which stay as they are", "source", a.source)
+		a.reconciler.Seek(ctx) // of the others that are known already proxies keep what they have
 		a.proxies.Open()
 	}
 	if !closed(ctx, a.synced) {

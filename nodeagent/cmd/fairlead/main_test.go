@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	netlab.Main(m, 26)
+	netlab.Main(m, 27)
 }
 
 // run executes a command line and returns what it printed.

@@ -246,11 +246,29 @@ func TestSnapshotOfTheRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, _ := runAgent(t, file)
-	if got := requests(t, hello(t, c), 2); got != `add:{uid:"u1" workload_info:{name:"web" namespace:"shop" service_account:"default"}}, snapshot_sent:{}` {
+	if got := requests(t, hello(t, c), 3); got != `add:{uid:"u1" workload_info:{name:"web" namespace:"shop" service_account:"default"}}, keep:{uid:"u2"}, snapshot_sent:{}` {
 		t.Errorf("sent %s", got)
 	}
 	if err := a.ready(); err == nil || agentapi.CheckReady(c.File("agent.sock")) == nil {
 		t.Errorf("it is ready: %v", err)
+	}
+}
+
+// Nor is a pod stopped that the API has told of already, and that is not on record: a proxy
+// may have it.
+func TestSnapshotOfTheRecordsAndOfWhatIsKnown(t *testing.T) {
+	api, c, file := inCluster(t)
+	api.late = make(chan struct{})
+	defer close(api.late)
+	pod := netlab.NewNS(t, "other")
+	attachment := web
+	attachment.Netns, attachment.Name, attachment.UID = pod.Path, "other", "u9"
+	if err := enroll.RecordDir(c.File("pods")).Save(enroll.Record{Version: 1, Attachment: attachment, Netns: pod.Handle.ID()}); err != nil {
+		t.Fatal(err)
+	}
+	runAgent(t, file)
+	if got := requests(t, hello(t, c), 3); got != `keep:{uid:"u2"}, keep:{uid:"u1"}, snapshot_sent:{}` {
+		t.Errorf("sent %s", got)
 	}
 }
 
