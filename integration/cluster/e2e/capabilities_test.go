@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -38,15 +39,21 @@ func TestCapabilities(t *testing.T) {
 	const found, named = "captured: Captured (OK)", "squatter: Bypassing (ProxyPortTaken)"
 	eventually(t, "with all capabilities", found+", "+named, func() (string, error) { return states(t, c) })
 
-	for _, test := range []struct{ dropped, want string }{
-		// Nothing of a pod's can be read or changed; so its redirects count as missing.
-		{"NET_ADMIN", "captured: Bypassing (KernelRefused), squatter: Bypassing (KernelRefused)"},
+	for _, test := range []struct {
+		dropped, want string
+		ready         bool
+	}{
+		// Nothing of a pod's can be read or changed; so its redirects count as missing. Nor can
+		// the agent try what a capture does, and it is not ready.
+		{"NET_ADMIN", "captured: Bypassing (KernelRefused), squatter: Bypassing (KernelRefused)", false},
 		// The process is not found by its open files, and only the proxy says what is wrong.
-		{"DAC_READ_SEARCH", found + ", squatter: Bypassing (ProxyRefused)"},
+		{"DAC_READ_SEARCH", found + ", squatter: Bypassing (ProxyRefused)", true},
 	} {
 		drop(t, c, test.dropped)
-		rolledOut(t, c, "daemonset/fairlead", system)
 		eventually(t, "without "+test.dropped, test.want, func() (string, error) { return states(t, c) })
+		eventually(t, "whether the agent is ready without "+test.dropped, strconv.FormatBool(test.ready), func() (string, error) {
+			return c.Kubectl(t.Context(), "get", "pods", "-n", system, "-l", "app.kubernetes.io/name=fairlead", "-o", "jsonpath={.items[*].status.containerStatuses[*].ready}")
+		})
 	}
 	for _, test := range []struct{ dropped, want string }{
 		{"SYS_ADMIN", "/proc/1/ns/net: cannot enter network namespace inode 0:0: operation not permitted\n"},

@@ -132,6 +132,10 @@ func rollingUpdate(t *testing.T, c *cluster.Cluster, o owner) {
 		t.Fatal(err)
 	}
 	t.Logf("%d pods have come meanwhile", pods)
+	eventually(t, "whether the last agent has put its plugin there some times", "true", func() (string, error) {
+		logs, err := c.Kubectl(t.Context(), "logs", "-n", system, "-l", "app.kubernetes.io/name=fairlead", "--tail=-1")
+		return strconv.FormatBool(strings.Count(logs, "plugin binary written") >= 3), err
+	})
 	end()
 	waitFor(t, c, "condition=Ready", "pods", "-n", "mesh", "-l", "app=rolling")
 	agree(t, c)
@@ -139,10 +143,6 @@ func rollingUpdate(t *testing.T, c *cluster.Cluster, o owner) {
 		if !strings.Contains(message, `plugin type="fairlead-cni" failed (add): pod mesh/`) {
 			t.Errorf("a pod could not start: %s", message)
 		}
-	}
-	logs := kubectl(t, c, "logs", "-n", system, "-l", "app.kubernetes.io/name=fairlead", "--tail=-1")
-	if n := strings.Count(logs, "plugin binary written"); n < 3 {
-		t.Errorf("the agent has put its plugin there %d times, which is too seldom to see anything", n)
 	}
 	kubectl(t, c, "delete", "pods", "-n", "mesh", "-l", "app=rolling")
 	eventually(t, "the node after the rolling update", before, func() (string, error) { return nodeState(t, o.n), nil })
