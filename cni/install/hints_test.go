@@ -82,8 +82,7 @@ func TestWritersAtTheSameTime(t *testing.T) {
 	list := filepath.Join(p.conf, ListName)
 	netlab.Eventually(t, func() error { _, err := os.Stat(list); return err })
 	const last = 300
-	done := make(chan error, 1)
-	go func() {
+	whileWritten(t, func() error {
 		for n := range last + 1 {
 			path := filepath.Join(p.conf, "10-net.conflist")
 			if n%2 == 1 {
@@ -94,21 +93,11 @@ func TestWritersAtTheSameTime(t *testing.T) {
 				err = errors.Join(err, os.Rename(path, strings.TrimSuffix(path, ".new")))
 			}
 			if err != nil {
-				done <- err
-				return
+				return err
 			}
 		}
-		done <- nil
-	}()
-	for writing := true; writing; {
-		select {
-		case err := <-done:
-			if err != nil {
-				t.Fatal(err)
-			}
-			writing = false
-		default:
-		}
+		return nil
+	}, func() {
 		content, err := os.ReadFile(list)
 		if err != nil {
 			t.Fatal(err)
@@ -116,6 +105,6 @@ func TestWritersAtTheSameTime(t *testing.T) {
 		if l, err := parseList(ListName, content); err != nil || len(l.plugins) != 2 || l.plugins[1].kind != PluginName {
 			t.Fatalf("not a whole list (%v): %s", err, content)
 		}
-	}
+	})
 	p.becomes(strings.ReplaceAll(installed, `"bridge"`, fmt.Sprintf("%q", fmt.Sprintf("bridge%d", last))))
 }

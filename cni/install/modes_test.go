@@ -198,104 +198,16 @@ func TestOwnerWritesAtTheSameTime(t *testing.T) {
 	close(p.ready)
 	path := filepath.Join(p.conf, "10-net.conflist")
 	const last = 300
-	done := make(chan error, 1)
-	go func() {
-		for n := range last + 1 {
-			if err := errors.Join(os.WriteFile(path+".new", []byte(version(n)), 0o644), os.Rename(path+".new", path)); err != nil {
-				done <- err
-				return
-			}
+	whileWritten(t, func() (err error) {
+		for n := 0; n <= last && err == nil; n++ {
+			err = errors.Join(os.WriteFile(path+".new", []byte(version(n)), 0o644), os.Rename(path+".new", path))
 		}
-		done <- nil
-	}()
-	for writing := true; writing; {
-		select {
-		case err := <-done:
-			if err != nil {
-				t.Fatal(err)
-			}
-			writing = false
-		default:
-			p.fight = fight{} // it would have us wait, as it should
-			p.look(t.Context())
-		}
-	}
-	p.fight = fight{}
-	p.look(t.Context())
+		return err
+	}, func() {
+		p.fight = fight{} // it would have us wait, as it should
+		p.look(t.Context())
+	})
 	p.becomes(strings.ReplaceAll(chainedAll, `"bridge"`, fmt.Sprintf("%q", fmt.Sprintf("bridge%d", last))))
-}
-
-// An owner that writes several times while we edit once: its last text stays.
-func TestEditWhileTheOwnerWrites(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "a")
-	const rounds, burst, ours = 1000, 4, " and ours"
-	write(t, path, "0")
-	for round := range rounds {
-		done := make(chan error, 1)
-		go func() {
-			var err error
-			for n := range burst {
-				err = errors.Join(err, os.WriteFile(path+".new", []byte(fmt.Sprintf("%d.%d", round, n)), 0o644), os.Rename(path+".new", path))
-			}
-			done <- err
-		}()
-		for writing := true; writing; {
-			select {
-			case err := <-done:
-				if err != nil {
-					t.Fatal(err)
-				}
-				writing = false
-			default:
-			}
-			seen, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text, _ := strings.CutSuffix(string(seen), ours)
-			if err := edit(dir, "a", []byte(text+ours), seen); err != nil && !errors.Is(err, errWritten) {
-				t.Fatal(err)
-			}
-		}
-		if got, err := os.ReadFile(path); err != nil || string(got) != fmt.Sprintf("%d.%d%s", round, burst-1, ours) {
-			t.Fatalf("round %d ended as %q, %v", round, got, err)
-		}
-	}
-}
-
-// An owner that has opened the file before we took it away writes after it.
-func TestEditWhileTheOwnerHasItOpen(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "a")
-	write(t, path, "before")
-	file, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = file.Close() }()
-	if err := edit(dir, "a", []byte("ours"), []byte("before")); !errors.Is(err, errWritten) {
-		t.Errorf("got %v", err)
-	}
-	if _, err := file.WriteString("after "); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := os.ReadFile(path); err != nil || string(got) != "after " {
-		t.Errorf("the file holds %q, %v", got, err)
-	}
-}
-
-// What the owner has written since we looked stays.
-func TestEditOfAnOtherText(t *testing.T) {
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "a"), "written since")
-	before := tree(t, dir)
-	if err := edit(dir, "a", []byte("ours"), []byte("what we saw")); !errors.Is(err, errWritten) {
-		t.Errorf("got %v", err)
-	}
-	if diff := cmp.Diff(before, tree(t, dir)); diff != "" {
-		t.Errorf("(-before +after)\n%s", diff)
-	}
 }
 
 // A file of others keeps its mode.
